@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "sherd/comm/communicator.h"
+#include "sherd/comm/emulation.h"
+#include "sherd/export.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace sherd {
+
+/// Who started the ranks.
+enum class Launcher : uint8_t { alone, mpirun, torchrun, srun, emulated, caller };
+SHERD_API const char* to_text(Launcher launcher);
+
+/// What moves the tensors: mpi between CPU ranks, nccl between GPUs.
+enum class Backend : uint8_t { mpi, nccl };
+
+struct WorldOptions {
+  /// Default: nccl where this build and this machine have CUDA, else mpi.
+  std::optional<Backend> backend{};
+  /// How long to wait for all ranks to arrive.
+  std::chrono::milliseconds start_timeout{60'000};
+  /// How long an operation may take; then it is an error that names the ranks it waited for.
+  std::chrono::milliseconds operation_timeout{600'000};
+  /// nccl: the priority of the stream of operations that are given none.
+  bool high_priority_stream = true;
+  /// nccl: the most CTAs (thread blocks) that a collective may take; 0 leaves it to NCCL.
+  int max_ctas = 0;
+};
+
+/// All ranks of a run and this one's place among them. A cheap handle; the last one closes the
+/// world.
+class SHERD_API World {
+ public:
+  /// The world that mpirun, torchrun or srun started this process in, or a world of one. Blocks
+  /// until all ranks have arrived; throws on every rank that did, naming who is missing, when the
+  /// time is up, and naming both sides when ranks disagree on the world's size.
+  static World from_environment(const WorldOptions& options = {});
+  /// One rank of a world that isn't there; see Emulation.
+  static World emulated(const Emulation& emulation);
+  /// Over a process group that the caller already has, with an nccl backend.
+  static World over(c10::intrusive_ptr<c10d::ProcessGroup> group, const WorldOptions& options = {});
+
+  int64_t rank() const { return communicator().rank(); }
+  int64_t size() const { return communicator().size(); }
+  int64_t local_rank() const;
+  int64_t local_size() const;
+  Launcher launcher() const;
+  /// Where this rank's tensors live.
+  c10::Device device() const;
+  /// Among all ranks.
+  Communicator& communicator() const;
+
+ private:
+  struct State;
+  explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace sherd

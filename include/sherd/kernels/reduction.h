@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace sherd {
+
+/// How a reduction joins the ranks' values.
+struct Reduction {
+  enum class Kind : uint8_t { sum, mean, max, scaled_sum };
+  Kind kind = Kind::sum;
+  double factor = 1;  ///< of scaled_sum
+
+  static Reduction sum() { return {Kind::sum, 1}; }
+  static Reduction mean() { return {Kind::mean, 1}; }
+  static Reduction max() { return {Kind::max, 1}; }
+  static Reduction scaled_sum(double factor) { return {Kind::scaled_sum, factor}; }
+};
+
+}  // namespace sherd

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "comm/engine.h"
+#include "sherd/comm/communicator.h"
+#include "sherd/comm/emulation.h"
+#include "sherd/comm/world.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace sherd {
+
+/// Among all ranks of the engine's transport.
+std::shared_ptr<Communicator> mpi_communicator(std::shared_ptr<Engine> engine);
+
+std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation);
+
+/// Among `size` GPUs that meet through a store. Throws with the remedy where the build has no CUDA.
+std::shared_ptr<Communicator> nccl_communicator(
+    c10::intrusive_ptr<c10d::Store> store,
+    int64_t rank,
+    int64_t size,
+    c10::Device device,
+    const WorldOptions& options);
+std::shared_ptr<Communicator> nccl_communicator(
+    c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device, const WorldOptions& options);
+
+/// How many GPUs this process may use; 0 without CUDA in the build or on the machine.
+int64_t gpu_count();
+/// The versions of CUDA and NCCL, or that there is none.
+std::string cuda_version();
+
+}  // namespace sherd

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/Exception.h>
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+
+#include "comm/backends.h"
+#include "comm/streams.h"
+
+namespace sherd {
+namespace {
+
+using Group = c10d::ProcessGroupNCCL;
+
+/// c10d by default ends the process from a thread of its own when an operation fails or takes too
+/// long. Here errors are exceptions of the caller's thread, so both watchers are asked to leave it
+/// alone, unless the user has asked them for something.
+void calm_watchers() {
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
+  setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+}
+
+c10::intrusive_ptr<Group::Options> group_options(
+    const WorldOptions& options, const std::string& name) {
+  auto result = Group::Options::create(options.high_priority_stream);
+  result->timeout = options.operation_timeout;
+  result->group_name = name;
+  if (options.max_ctas > 0) result->config.maxCTAs = options.max_ctas;
+  return result;
+}
+
+bool nccl_knows(c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong: return true;
+    default: return false;
+  }
+}
+
+/// Flat, and as bytes where NCCL has no word for the dtype: for operations that only move it.
+at::Tensor movable(const at::Tensor& tensor) {
+  auto flat = tensor.view({-1});
+  return nccl_knows(tensor.scalar_type()) ? flat : flat.view(at::kByte);
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(
+      c10::intrusive_ptr<Group> group,
+      c10::intrusive_ptr<c10d::Store> store,
+      c10::Device device,
+      WorldOptions options,
+      std::string name)
+      : Communicator(group->getRank(), group->getSize(), std::move(name)),
+        group_(std::move(group)),
+        store_(std::move(store)),
+        device_(device),
+        options_(std::move(options)),
+        stream_(communication_stream(device, options_.high_priority_stream)),
+        token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
+
+  std::string backend() const override { return "nccl"; }
+
+ private:
+  /// Calls `issue` with the operation's stream as the current one; NCCL then runs on that stream
+  /// itself.
+  template <class Issue>
+  Work run(const char* operation, OnStream given, Issue issue) {
+    const c10::cuda::CUDAGuard device_guard(device_);
+    const StreamScope scope_of_stream(given, stream_);
+    try {
+      issue();
+    } catch (const std::exception& error) {
+      TORCH_CHECK_WITH(DistBackendError, false, scope(operation), error.what());
+    }
+    return Work(stream_work(
+        scope_of_stream.stream(), scope(operation), options_.operation_timeout,
+        [group = group_] { group->abort(); }));
+  }
+
+  Work do_all_gather(std::span<const Transfer> transfers, OnStream stream) override {
+    return run("all_gather", stream, [&] {
+      c10d::AllgatherOptions options;
+      options.asyncOp = false;
+      auto [outputs, inputs] = split_sides(transfers, movable);
+      if (outputs.size() == 1) {
+        group_->_allgather_base(outputs[0], inputs[0], options);
+      } else if (!outputs.empty()) {
+        group_->allgather_into_tensor_coalesced(outputs, inputs, options);
+      }
+    });
+  }
+
+  Work do_reduce_scatter(
+      std::span<const Transfer> transfers, Reduction reduction, OnStream stream) override {
+    for (const auto& transfer : transfers) check_dtype("reduce_scatter", transfer.input, reduction);
+    return run("reduce_scatter", stream, [&] {
+      c10d::ReduceScatterOptions options;
+      options.asyncOp = false;
+      options.reduceOp = reduce_op(reduction);
+      auto [outputs, inputs] =
+          split_sides(transfers, [](const at::Tensor& tensor) { return tensor; });
+      if (outputs.size() == 1) {
+        group_->_reduce_scatter_base(outputs[0], inputs[0], options);
+      } else if (!outputs.empty()) {
+        group_->reduce_scatter_tensor_coalesced(outputs, inputs, options);
+      }
+    });
+  }
+
+  Work do_all_reduce(
+      std::span<const at::Tensor> tensors, Reduction reduction, OnStream stream) override {
+    for (const auto& tensor : tensors) check_dtype("all_reduce", tensor, reduction);
+    return run("all_reduce", stream, [&] {
+      std::vector<at::Tensor> all;
+      for (const auto& tensor : tensors) {
+        if (tensor.numel() > 0) all.push_back(tensor);
+      }
+      c10d::AllreduceCoalescedOptions options;
+      options.asyncOp = false;
+      options.reduceOp = reduce_op(reduction);
+      if (all.size() == 1) {
+        group_->allreduce(all, options);
+      } else if (!all.empty()) {
+        group_->allreduce_coalesced(all, options);
+      }
+    });
+  }
+
+  Work do_broadcast(at::Tensor tensor, int64_t root, OnStream stream) override {
+    return run("broadcast", stream, [&] {
+      if (tensor.numel() == 0) return;
+      c10d::BroadcastOptions options;
+      options.asyncOp = false;
+      options.rootRank = root;
+      std::vector<at::Tensor> one{movable(tensor)};
+      group_->broadcast(one, options);
+    });
+  }
+
+  Work do_all_to_all(
+      at::Tensor output,
+      at::Tensor input,
+      std::vector<int64_t> output_splits,
+      std::vector<int64_t> input_splits,
+      OnStream stream) override {
+    return run("all_to_all", stream, [&] {
+      auto to = movable(output);
+      auto from = movable(input);
+      const int64_t width = output.numel() > 0  ? to.numel() / output.numel()
+                            : input.numel() > 0 ? from.numel() / input.numel()
+                                                : 1;
+      for (auto& split : output_splits) split *= width;
+      for (auto& split : input_splits) split *= width;
+      c10d::AllToAllOptions options;
+      options.asyncOp = false;
+      group_->alltoall_base(to, from, output_splits, input_splits, options);
+    });
+  }
+
+  // c10d runs these on a stream of its own, which waits for the current one; waiting for the work
+  // makes ours wait for it in turn, as if it had run here.
+  Work do_send(at::Tensor tensor, int64_t peer, OnStream stream) override {
+    return run("send", stream, [&] {
+      std::vector<at::Tensor> one{movable(tensor)};
+      group_->send(one, static_cast<int>(peer), 0)->wait();
+    });
+  }
+
+  Work do_receive(at::Tensor tensor, int64_t peer, OnStream stream) override {
+    return run("receive", stream, [&] {
+      std::vector<at::Tensor> one{movable(tensor)};
+      group_->recv(one, static_cast<int>(peer), 0)->wait();
+    });
+  }
+
+  Work do_barrier() override {
+    return run("barrier", {}, [&] {
+      std::vector<at::Tensor> one{token_};
+      c10d::AllreduceOptions options;
+      options.asyncOp = false;
+      group_->allreduce(one, options);
+    });
+  }
+
+  std::shared_ptr<Communicator> do_split(std::vector<int64_t> ranks, std::string name) override {
+    // Every rank is in exactly one of the lists, so all call ncclCommSplit together, each with the
+    // colour of its list.
+    const std::vector<int> members(ranks.begin(), ranks.end());
+    auto store = c10::make_intrusive<c10d::PrefixStore>(
+        c10::str(name, "/", splits_++, "/", ranks.front()), store_);
+    auto child = group_->split(store, members, group_options(options_, name));
+    auto group = c10::dynamic_intrusive_pointer_cast<Group>(child);
+    TORCH_CHECK(group.defined(), scope("split"), "c10d returned no group for '", name, "'");
+    return std::make_shared<NcclCommunicator>(
+        std::move(group), store, device_, options_, std::move(name));
+  }
+
+  c10::DeviceType device_type() const override { return c10::kCUDA; }
+
+  template <class Prepare>
+  static std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> split_sides(
+      std::span<const Transfer> transfers, Prepare prepare) {
+    std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> sides;
+    for (const auto& [output, input] : transfers) {
+      if (output.numel() == 0) continue;
+      sides.first.push_back(prepare(output));
+      sides.second.push_back(prepare(input));
+    }
+    return sides;
+  }
+
+  static c10d::ReduceOp reduce_op(Reduction reduction) {
+    switch (reduction.kind) {
+      case Reduction::Kind::sum: return c10d::ReduceOp::SUM;
+      case Reduction::Kind::mean: return c10d::ReduceOp::AVG;
+      case Reduction::Kind::max: return c10d::ReduceOp::MAX;
+      case Reduction::Kind::scaled_sum: return c10d::makeNCCLPreMulSum(reduction.factor);
+    }
+    return c10d::ReduceOp::SUM;
+  }
+
+  void check_dtype(const char* operation, const at::Tensor& tensor, Reduction reduction) const {
+    const auto kind = reduction.kind;
+    const bool scales = kind == Reduction::Kind::mean || kind == Reduction::Kind::scaled_sum;
+    TORCH_CHECK_VALUE(
+        nccl_knows(tensor.scalar_type()) && (tensor.is_floating_point() || !scales),
+        scope(operation), tensor.scalar_type(),
+        " can't be reduced like that: integers of 8, 32 and 64 bits have sum ",
+        "and max; floating point of 16 bits or more has all");
+  }
+
+  c10::intrusive_ptr<Group> group_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::Device device_;
+  WorldOptions options_;
+  c10::Stream stream_;
+  at::Tensor token_;  // what a barrier reduces
+  int64_t splits_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> nccl_communicator(
+    c10::intrusive_ptr<c10d::Store> store,
+    int64_t rank,
+    int64_t size,
+    c10::Device device,
+    const WorldOptions& options) {
+  calm_watchers();
+  const c10::cuda::CUDAGuard guard(device);
+  auto prefixed = c10::make_intrusive<c10d::PrefixStore>("sherd/nccl", std::move(store));
+  auto group = c10::make_intrusive<Group>(
+      prefixed, static_cast<int>(rank), static_cast<int>(size), group_options(options, "world"));
+  group->setBoundDeviceId(device);
+  group->eagerConnectSingleDevice(device);  // splitting needs a live communicator
+  return std::make_shared<NcclCommunicator>(std::move(group), prefixed, device, options, "world");
+}
+
+std::shared_ptr<Communicator> nccl_communicator(
+    c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device, const WorldOptions& options) {
+  auto nccl = c10::dynamic_intrusive_pointer_cast<Group>(group->getBackend(c10::kCUDA));
+  TORCH_CHECK_VALUE(nccl.defined(), "[comm.nccl] the process group's CUDA backend is not nccl");
+  const c10::cuda::CUDAGuard guard(device);
+  nccl->eagerConnectSingleDevice(device);
+  return std::make_shared<NcclCommunicator>(
+      std::move(nccl), group->getStore(), device, options, "world");
+}
+
+int64_t gpu_count() {
+  return c10::cuda::device_count();
+}
+
+std::string cuda_version() {
+  const auto gpus = gpu_count();
+  return c10::str(
+      CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", nccl ", NCCL_MAJOR, ".",
+      NCCL_MINOR, ".", NCCL_PATCH,
+      gpus == 0 ? ", no GPU here" : c10::str(", ", gpus, gpus == 1 ? " GPU" : " GPUs"));
+}
+
+}  // namespace sherd

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/rendezvous.h"
+#include "comm/time_text.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+#include <vector>
+
+namespace sherd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string arrival(int64_t rank) {
+  return c10::str("sherd/arrived/", rank);
+}
+constexpr const char* kSize = "sherd/size";
+constexpr const char* kDispute = "sherd/dispute";
+constexpr const char* kVerdict = "sherd/verdict";
+constexpr const char* kHeard = "sherd/heard";
+constexpr auto kPause = std::chrono::milliseconds(20);
+
+std::vector<uint8_t> bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+std::string text(const std::vector<uint8_t>& data) {
+  return {data.begin(), data.end()};
+}
+
+std::string listed(const std::vector<int64_t>& ranks) {
+  return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
+}
+
+c10::intrusive_ptr<c10d::Store> open_store(
+    const Launch& launch, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(launch.port);
+  options.isServer = launch.rank == 0 && !launch.launcher_has_store;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(launch.host, options);
+  } catch (const std::exception& error) {
+    TORCH_CHECK_WITH(
+        DistBackendError, false, "[comm.world] rank ", launch.rank, " of ", launch.size,
+        ", start: ",
+        options.isServer ? "can't serve the store at "
+                         : "rank 0 has not arrived: no store answers at ",
+        launch.host, ":", launch.port, " (", error.what(), ")");
+  }
+}
+
+/// Rank 0 watches who arrives, and decides for all: empty when all is well, else what is wrong.
+std::string judge(c10d::Store& store, const Launch& launch, Clock::time_point deadline) {
+  while (true) {
+    if (store.check({kDispute})) return text(store.get(kDispute));
+    std::vector<int64_t> missing;
+    for (int64_t rank = 1; rank < launch.size; ++rank) {
+      if (!store.check({arrival(rank)})) missing.push_back(rank);
+    }
+    if (missing.empty()) return "";
+    if (Clock::now() > deadline) {
+      return c10::str(listed(missing), missing.size() == 1 ? " has" : " have", " not arrived");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+/// As rank 0: says the size, waits for the others, and tells them the verdict.
+std::string lead(c10d::Store& store, const Launch& launch, Clock::time_point deadline) {
+  store.set(kSize, bytes(std::to_string(launch.size)));
+  const auto verdict = judge(store, launch, deadline);
+  store.set(kVerdict, bytes(verdict));
+  if (verdict.empty()) return verdict;
+  // The store may go with this rank: stay until the others have read why.
+  int64_t arrived = 0;
+  for (int64_t rank = 1; rank < launch.size; ++rank)
+    arrived += store.check({arrival(rank)}) ? 1 : 0;
+  const auto patience = Clock::now() + std::chrono::seconds(2);
+  while (store.add(kHeard, 0) < arrived && Clock::now() < patience)
+    std::this_thread::sleep_for(kPause);
+  return verdict;
+}
+
+/// As any other: compares the size, says that it is here, and hears the verdict.
+std::string follow(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout) {
+  try {
+    store.wait({kSize}, timeout);
+    const auto size = text(store.get(kSize));
+    if (size != std::to_string(launch.size)) {
+      const auto dispute = c10::str(
+          "rank ", launch.rank, " says the world has ", launch.size, " ranks, rank 0 says ", size,
+          ": start all ranks with one size");
+      store.set(kDispute, bytes(dispute));
+      return dispute;
+    }
+    store.set(arrival(launch.rank), bytes("here"));
+    // Longer than rank 0's own limit, so that its verdict, which names names, comes first.
+    store.wait({kVerdict}, timeout + std::chrono::seconds(5));
+    const auto verdict = text(store.get(kVerdict));
+    if (!verdict.empty()) store.add(kHeard, 1);
+    return verdict;
+  } catch (const std::exception&) {
+    return "rank 0 has not arrived, or left again";
+  }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> meet(const Launch& launch, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  auto store = open_store(launch, timeout);
+  const auto wrong =
+      launch.rank == 0 ? lead(*store, launch, deadline) : follow(*store, launch, timeout);
+  TORCH_CHECK_WITH(
+      DistBackendError, wrong.empty(), "[comm.world] rank ", launch.rank, " of ", launch.size,
+      ", start: ", wrong, " (the limit is ", in_seconds(timeout), ")");
+  return store;
+}
+
+c10::intrusive_ptr<c10d::Store> lone_store() {
+  return c10::make_intrusive<c10d::HashStore>();
+}
+
+c10::intrusive_ptr<c10d::Store> shared_store(
+    Communicator& communicator, std::chrono::milliseconds timeout) {
+  struct Address {
+    std::array<char, 256> host{};
+    int64_t port = 0;
+  } address;
+  c10d::TCPStoreOptions options;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  c10::intrusive_ptr<c10d::Store> store;
+  if (communicator.rank() == 0) {
+    gethostname(address.host.data(), address.host.size() - 1);
+    options.isServer = true;
+    auto served = c10::make_intrusive<c10d::TCPStore>("localhost", options);
+    address.port = served->getPort();
+    store = std::move(served);
+  }
+  auto message = at::zeros({static_cast<int64_t>(sizeof(Address))}, at::kByte);
+  std::memcpy(message.mutable_data_ptr(), &address, sizeof(Address));
+  communicator.broadcast(message, 0).wait();
+  std::memcpy(&address, message.const_data_ptr(), sizeof(Address));
+  if (communicator.rank() != 0) {
+    std::array<char, 256> here{};
+    gethostname(here.data(), here.size() - 1);
+    const bool same_host = std::strcmp(here.data(), address.host.data()) == 0;
+    options.port = static_cast<uint16_t>(address.port);
+    store =
+        c10::make_intrusive<c10d::TCPStore>(same_host ? "localhost" : address.host.data(), options);
+  }
+  return store;
+}
+
+}  // namespace sherd

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/util/StringUtil.h>
+
+#include <chrono>
+#include <string>
+
+namespace sherd {
+
+/// A time limit for an error: "60 s", "1.5 s".
+inline std::string in_seconds(std::chrono::milliseconds time) {
+  return c10::str(static_cast<double>(time.count()) / 1000, " s");
+}
+
+}  // namespace sherd

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/comm/world.h"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "comm/backends.h"
+#include "comm/launch.h"
+#include "comm/rendezvous.h"
+
+namespace sherd {
+
+struct World::State {
+  Launcher launcher = Launcher::alone;
+  int64_t local_rank = 0;
+  int64_t local_size = 1;
+  c10::Device device = c10::kCPU;
+  std::shared_ptr<Engine> engine;  // mpi, or where mpirun started nccl ranks
+  std::shared_ptr<Communicator> communicator;
+};
+
+namespace {
+
+/// MPI can be started once in a process, so worlds that live at the same time share its engine.
+std::shared_ptr<Engine> engine_of_process(const Launch& launch, const WorldOptions& options) {
+  static std::mutex mutex;
+  static std::weak_ptr<Engine> shared;
+  std::lock_guard lock(mutex);
+  auto engine = shared.lock();
+  if (!engine) {
+    auto transport = launch.size == 1 ? lone_transport() : mpi_transport(options.start_timeout);
+    engine = std::make_shared<Engine>(std::move(transport), options.operation_timeout);
+    shared = engine;
+  }
+  return engine;
+}
+
+c10::Device device_of(Backend backend, const Launch& launch) {
+  if (backend == Backend::mpi) return c10::kCPU;
+  const int64_t gpus = gpu_count();
+  TORCH_CHECK_VALUE(
+      gpus > 0, "[comm.world] the backend is nccl, but rank ", launch.rank,
+      " sees no GPU: use a machine with one and a build with CUDA, or the backend mpi");
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank % gpus)};
+}
+
+}  // namespace
+
+const char* to_text(Launcher launcher) {
+  switch (launcher) {
+    case Launcher::alone: return "alone";
+    case Launcher::mpirun: return "mpirun";
+    case Launcher::torchrun: return "torchrun";
+    case Launcher::srun: return "srun";
+    case Launcher::emulated: return "emulated";
+    case Launcher::caller: return "caller";
+  }
+  return "?";
+}
+
+World World::from_environment(const WorldOptions& options) {
+  const auto launch = launch_from_environment();
+  const auto backend = options.backend.value_or(gpu_count() > 0 ? Backend::nccl : Backend::mpi);
+  const bool alone = launch.launcher == Launcher::alone;
+  TORCH_CHECK_VALUE(
+      backend == Backend::nccl || alone || launch.has_mpi, "[comm.world] ",
+      to_text(launch.launcher),
+      " started CPU ranks, which talk through MPI: start them with mpirun -n ", launch.size,
+      launch.launcher == Launcher::srun ? ", with srun --mpi=pmix" : "", " or with --ranks ",
+      launch.size);
+
+  auto state = std::make_shared<State>();
+  state->launcher = launch.launcher;
+  state->local_rank = launch.local_rank;
+  state->local_size = launch.local_size;
+  state->device = device_of(backend, launch);
+  if (backend == Backend::mpi || launch.has_mpi) {
+    state->engine = engine_of_process(launch, options);
+    state->communicator = mpi_communicator(state->engine);
+  }
+  if (backend == Backend::nccl) {
+    c10::intrusive_ptr<c10d::Store> store;
+    if (alone) {
+      store = lone_store();
+    } else if (launch.has_mpi) {
+      store = shared_store(*state->communicator, options.start_timeout);
+    } else {
+      store = meet(launch, options.start_timeout);
+    }
+    state->communicator =
+        nccl_communicator(std::move(store), launch.rank, launch.size, state->device, options);
+  }
+  return World(std::move(state));
+}
+
+World World::emulated(const Emulation& emulation) {
+  auto state = std::make_shared<State>();
+  state->launcher = Launcher::emulated;
+  state->device = emulation.device;
+  state->communicator = emulated_communicator(emulation);
+  return World(std::move(state));
+}
+
+World World::over(c10::intrusive_ptr<c10d::ProcessGroup> group, const WorldOptions& options) {
+  TORCH_CHECK_VALUE(group.defined(), "[comm.world] the process group is undefined");
+  const int64_t gpus = gpu_count();
+  TORCH_CHECK_VALUE(
+      gpus > 0, "[comm.world] a process group is used over nccl, but this process sees no GPU");
+  const auto launch = launch_from_environment();
+  auto state = std::make_shared<State>();
+  state->launcher = Launcher::caller;
+  state->local_rank = launch.local_rank;
+  state->local_size = launch.local_size;
+  state->device = device_of(Backend::nccl, launch);
+  state->communicator = nccl_communicator(std::move(group), state->device, options);
+  return World(std::move(state));
+}
+
+int64_t World::local_rank() const {
+  return state_->local_rank;
+}
+int64_t World::local_size() const {
+  return state_->local_size;
+}
+Launcher World::launcher() const {
+  return state_->launcher;
+}
+c10::Device World::device() const {
+  return state_->device;
+}
+Communicator& World::communicator() const {
+  return *state_->communicator;
+}
+
+}  // namespace sherd

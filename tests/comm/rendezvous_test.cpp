@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as threads: the store does not care.
+#include "comm/rendezvous.h"
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <thread>
+
+namespace sherd {
+namespace {
+
+using std::chrono::milliseconds;
+
+int free_port() {
+  const int handle = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  bind(handle, reinterpret_cast<sockaddr*>(&address), sizeof(address));
+  socklen_t length = sizeof(address);
+  getsockname(handle, reinterpret_cast<sockaddr*>(&address), &length);
+  close(handle);
+  return ntohs(address.sin_port);
+}
+
+struct Rank {
+  int64_t rank;
+  int64_t size;
+};
+
+/// What each rank says: "" when it met the others.
+std::vector<std::string> meet_all(const std::vector<Rank>& ranks, milliseconds timeout) {
+  const int port = free_port();
+  std::vector<std::string> said(ranks.size());
+  std::vector<c10::intrusive_ptr<c10d::Store>> stores(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    threads.emplace_back([&, i] {
+      Launch launch;
+      launch.launcher = Launcher::torchrun;
+      launch.rank = ranks[i].rank;
+      launch.size = ranks[i].size;
+      launch.host = "127.0.0.1";
+      launch.port = port;
+      try {
+        stores[i] = meet(launch, timeout);
+      } catch (const c10::Error& error) {
+        said[i] = error.what_without_backtrace();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return said;
+}
+
+TEST(RendezvousTest, LetsAllRanksGoWhenAllHaveArrived) {
+  for (const auto& text : meet_all({{0, 3}, {1, 3}, {2, 3}}, milliseconds(10'000)))
+    EXPECT_EQ(text, "");
+}
+
+TEST(RendezvousTest, NamesTheMissingOnEveryRankThatCame) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto said = meet_all({{0, 4}, {2, 4}}, milliseconds(1000));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  for (const auto& text : said)
+    EXPECT_NE(text.find("ranks 1, 3 have not arrived"), std::string::npos) << text;
+}
+
+TEST(RendezvousTest, NamesBothSizesWhenRanksDisagree) {
+  const auto said = meet_all({{0, 3}, {1, 3}, {2, 4}}, milliseconds(10'000));
+  for (const auto& text : said) {
+    EXPECT_NE(text.find("rank 2 says the world has 4 ranks, rank 0 says 3"), std::string::npos)
+        << text;
+  }
+}
+
+TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
+  for (const auto& text : meet_all({{1, 3}, {2, 3}}, milliseconds(1500))) {
+    EXPECT_NE(text.find("rank 0 has not arrived"), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs a program on ranks of this machine: run_ranks.sh MPIRUN RANKS PROGRAM [ARGUMENTS]
+set -euo pipefail
+mpirun=$1 ranks=$2
+shift 2
+if [ "$(id -u)" = 0 ]; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+# Several NCCL ranks share a GPU only if each calls itself another host; CPU ranks don't mind.
+exec "$mpirun" -n "$ranks" --oversubscribe --bind-to none --tag-output \
+  bash -c 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"' rank "$@"
