@@ -103,6 +103,12 @@ Launch launch_from(const std::function<const char*(const char*)>& get) {
     launch = from_torchrun(variables);
   } else if (variables.has("SLURM_STEP_NUM_TASKS")) {
     launch = from_srun(variables);
+  } else {
+    // Taking each of its ranks for a world of one would train as many models side by side.
+    TORCH_CHECK_VALUE(
+        variables.number_or("PMI_SIZE", "another MPI", 1) == 1, "[comm.world] PMI_SIZE is ",
+        variables.word("PMI_SIZE", "another MPI"),
+        ": the mpirun of another MPI started this process; ", "use Open MPI's (.venv/bin/mpirun)");
   }
   TORCH_CHECK_VALUE(
       launch.size >= 1 && launch.rank < launch.size, "[comm.world] the launcher says rank ",

@@ -6,7 +6,9 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <exception>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -26,6 +28,8 @@ using Group = c10d::ProcessGroupNCCL;
 void calm_watchers() {
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  // It explains that sends and receives share the communicator; our header says so already.
+  setenv("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false", /*overwrite=*/0);
 }
 
 c10::intrusive_ptr<Group::Options> group_options(
@@ -64,14 +68,31 @@ class NcclCommunicator final : public Communicator {
       c10::intrusive_ptr<c10d::Store> store,
       c10::Device device,
       WorldOptions options,
-      std::string name)
+      std::string name,
+      bool borrowed = false)
       : Communicator(group->getRank(), group->getSize(), std::move(name)),
         group_(std::move(group)),
         store_(std::move(store)),
         device_(device),
         options_(std::move(options)),
+        borrowed_(borrowed),
         stream_(communication_stream(device, options_.high_priority_stream)),
         token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
+
+  ~NcclCommunicator() override {
+    if (borrowed_ || *given_up_) return;
+    try {
+      // A clean end waits for what is under way; with an exception on its way, peers may never join
+      // it.
+      if (std::uncaught_exceptions() > 0) {
+        group_->abort();
+      } else {
+        group_->shutdown();
+      }
+    } catch (const std::exception&) {
+      // A peer is gone: there is nothing left to close.
+    }
+  }
 
   std::string backend() const override { return "nccl"; }
 
@@ -89,7 +110,9 @@ class NcclCommunicator final : public Communicator {
     }
     return Work(stream_work(
         scope_of_stream.stream(), scope(operation), options_.operation_timeout,
-        [group = group_] { group->abort(); }));
+        [group = group_, given_up = given_up_] {
+          if (!given_up->exchange(true)) group->abort();
+        }));
   }
 
   Work do_all_gather(std::span<const Transfer> transfers, OnStream stream) override {
@@ -119,6 +142,7 @@ class NcclCommunicator final : public Communicator {
       } else if (!outputs.empty()) {
         group_->reduce_scatter_tensor_coalesced(outputs, inputs, options);
       }
+      scale(outputs, reduction);
     });
   }
 
@@ -138,6 +162,7 @@ class NcclCommunicator final : public Communicator {
       } else if (!all.empty()) {
         group_->allreduce_coalesced(all, options);
       }
+      scale(all, reduction);
     });
   }
 
@@ -229,9 +254,17 @@ class NcclCommunicator final : public Communicator {
       case Reduction::Kind::sum: return c10d::ReduceOp::SUM;
       case Reduction::Kind::mean: return c10d::ReduceOp::AVG;
       case Reduction::Kind::max: return c10d::ReduceOp::MAX;
-      case Reduction::Kind::scaled_sum: return c10d::makeNCCLPreMulSum(reduction.factor);
+      case Reduction::Kind::scaled_sum: return c10d::ReduceOp::SUM;  // see scale()
     }
     return c10d::ReduceOp::SUM;
+  }
+
+  /// Plain sums travel and are scaled here, on the same stream. c10d's way,
+  /// ncclRedOpCreatePreMulSum, gave wrong values for bf16, for several tensors at once and on one
+  /// rank (torch 2.11, NCCL 2.28.9), and NCCL's kernels for symmetric memory know only the sum.
+  static void scale(const std::vector<at::Tensor>& tensors, Reduction reduction) {
+    if (reduction.kind != Reduction::Kind::scaled_sum) return;
+    for (const auto& tensor : tensors) tensor.mul_(reduction.factor);
   }
 
   void check_dtype(const char* operation, const at::Tensor& tensor, Reduction reduction) const {
@@ -248,6 +281,8 @@ class NcclCommunicator final : public Communicator {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::Device device_;
   WorldOptions options_;
+  bool borrowed_;  // the group is the caller's, and so is closing it
+  std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
   c10::Stream stream_;
   at::Tensor token_;  // what a barrier reduces
   int64_t splits_ = 0;
@@ -278,7 +313,7 @@ std::shared_ptr<Communicator> nccl_communicator(
   const c10::cuda::CUDAGuard guard(device);
   nccl->eagerConnectSingleDevice(device);
   return std::make_shared<NcclCommunicator>(
-      std::move(nccl), group->getStore(), device, options, "world");
+      std::move(nccl), group->getStore(), device, options, "world", /*borrowed=*/true);
 }
 
 int64_t gpu_count() {

@@ -145,6 +145,7 @@ c10::intrusive_ptr<c10d::Store> shared_store(
   if (communicator.rank() == 0) {
     gethostname(address.host.data(), address.host.size() - 1);
     options.isServer = true;
+    options.port = 0;  // any free one
     auto served = c10::make_intrusive<c10d::TCPStore>("localhost", options);
     address.port = served->getPort();
     store = std::move(served);

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that go wrong on one rank: each must end soon, fail, and say who and why.
+
+failures_test.py RUN_RANKS MPIRUN RANK_PROGRAM
+"""
+import os
+import subprocess
+import sys
+import time
+import unittest
+
+RUN_RANKS, MPIRUN, PROGRAM = sys.argv[1:4]
+
+
+class Run:
+    """One mpirun of the program: its exit code, output and seconds."""
+
+    def __init__(self, mode, ranks=4, patience_ms=60000, environment=()):
+        begin = time.monotonic()
+        done = subprocess.run(
+            [RUN_RANKS, MPIRUN, str(ranks), PROGRAM, mode, str(patience_ms)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+            env={**os.environ, **dict(environment)})
+        self.seconds = time.monotonic() - begin
+        self.code, self.text = done.returncode, done.stdout
+
+    def caught(self, rank):
+        """What that rank's main function caught."""
+        tag = f"[1,{rank}]<stderr>:caught: "
+        return "".join(line.split("caught: ", 1)[1] for line in self.text.splitlines() if line.startswith(tag))
+
+
+class Failures(unittest.TestCase):
+    def assert_failed(self, run, within):
+        self.assertNotEqual(run.code, 0, run.text)
+        self.assertLess(run.seconds, within, run.text)
+
+    def test_a_healthy_run_says_so(self):
+        run = Run("hello", ranks=3)
+        self.assertEqual(run.code, 0, run.text)
+        for rank in range(3):
+            self.assertIn(f"rank {rank} of 3 by mpirun over mpi, sum 3", run.text)
+
+    def test_a_killed_rank_ends_the_run_and_is_named_with_its_signal(self):
+        run = Run("kill")
+        self.assert_failed(run, within=10)
+        self.assertRegex(run.text, r"process rank 1 with PID \d+ on node \S+ exited on\s+signal 9 \(Killed\)")
+
+    def test_an_exception_on_one_rank_reaches_all(self):
+        run = Run("throw")
+        self.assert_failed(run, within=10)
+        self.assertIn("a mistake of this rank alone", run.caught(1))
+        heard = [rank for rank in (0, 2, 3) if "rank 1 of 4: an exception ended it" in run.caught(rank)]
+        # mpirun ends the others as soon as the first rank is gone, so not all need have spoken.
+        self.assertTrue(heard, run.text)
+        for rank in heard:
+            self.assertIn(f"[comm.mpi] rank {rank} of 4, all_reduce on 'world': another rank failed", run.caught(rank))
+
+    def test_different_sizes_are_an_error_that_names_the_operation(self):
+        run = Run("sizes")
+        self.assert_failed(run, within=10)
+        self.assertRegex(run.text, r"\[comm.mpi\] rank \d of 4, all_gather on 'world': .*different sizes")
+
+    def test_different_calls_run_into_the_limit_and_name_the_operation(self):
+        run = Run("calls", patience_ms=3000)
+        self.assert_failed(run, within=12)
+        self.assertRegex(run.text, r"(all_reduce|broadcast) on 'world': not done after 3 s; no word from rank")
+
+    def test_a_rank_that_stays_away_is_named(self):
+        run = Run("away", patience_ms=3000)
+        self.assert_failed(run, within=12)
+        self.assertRegex(run.text, r"rank \d of 4, all_reduce on 'world': .*not done after 3 s; no word from ranks? .*1")
+
+    def test_a_rank_that_never_arrives_is_named(self):
+        run = Run("late", patience_ms=3000)
+        self.assert_failed(run, within=12)
+        self.assertRegex(run.text, r"\[comm.mpi\] rank \d of 4, start: after 3 s rank 1 has not arrived")
+
+    def test_cpu_ranks_under_torchrun_are_refused_with_the_remedy(self):
+        environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                       "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "x", "SHERD_TEST_BACKEND": "mpi"}
+        done = subprocess.run([PROGRAM, "hello"], env=environment, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("torchrun started CPU ranks", done.stderr)
+        self.assertIn("mpirun -n 2 or with --ranks 2", done.stderr)
+
+    def test_a_foreign_mpirun_is_noticed(self):
+        # An MPI library that does not know the launcher takes each process for a world of its own.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_"))}
+        environment.update(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2",
+                           OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                           OPAL_PREFIX=os.path.dirname(os.path.dirname(MPIRUN)))
+        done = subprocess.run([PROGRAM, "hello", "10000"], env=environment, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("the launcher says rank 1 of 2, the MPI library says rank 0 of 1", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of the runs that failures_test.py starts: rank_program MODE [PATIENCE_MS].
+#include <ATen/ATen.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "sherd/comm/world.h"
+
+using namespace std::chrono_literals;
+
+namespace {
+
+at::Tensor values(const sherd::World& world, int64_t count) {
+  return at::ones({count}, at::TensorOptions().device(world.device()));
+}
+
+void all_reduce(const sherd::World& world, int64_t count) {
+  world.communicator().all_reduce(values(world, count), sherd::Reduction::sum()).synchronize();
+}
+
+void run(const std::string& mode, std::chrono::milliseconds patience) {
+  const char* rank_variable = std::getenv("OMPI_COMM_WORLD_RANK");
+  const bool first = rank_variable != nullptr && std::string(rank_variable) == "1";
+  if (mode == "late" && first) std::this_thread::sleep_for(30s);
+
+  sherd::WorldOptions options;
+  options.start_timeout = patience;
+  options.operation_timeout = patience;
+  const char* backend = std::getenv("SHERD_TEST_BACKEND");
+  if (backend != nullptr) {
+    options.backend = std::string(backend) == "nccl" ? sherd::Backend::nccl : sherd::Backend::mpi;
+  }
+  const auto world = sherd::World::from_environment(options);
+  auto& comm = world.communicator();
+  const bool odd_one = world.rank() == 1;
+
+  if (mode == "hello") {
+    auto sum = values(world, 3);
+    comm.all_reduce(sum, sherd::Reduction::sum()).synchronize();
+    std::cout << "rank " << world.rank() << " of " << world.size() << " by "
+              << sherd::to_text(world.launcher()) << " over " << comm.backend() << ", sum "
+              << sum[0].item<float>() << std::endl;
+  } else if (mode == "kill") {
+    if (odd_one) {
+      std::thread([] {
+        std::this_thread::sleep_for(500ms);
+        raise(SIGKILL);
+      }).detach();
+    }
+    while (true) all_reduce(world, 4'000'000);
+  } else if (mode == "throw") {
+    all_reduce(world, 10);
+    if (odd_one) throw std::runtime_error("a mistake of this rank alone");
+    all_reduce(world, 10);
+  } else if (mode == "sizes") {
+    const int64_t count = odd_one ? 2000 : 1000;
+    comm.all_gather(values(world, count * world.size()), values(world, count)).wait();
+  } else if (mode == "calls") {
+    if (odd_one) comm.broadcast(values(world, 10), 0).wait();
+    all_reduce(world, 10);
+  } else if (mode == "away") {
+    if (odd_one) std::this_thread::sleep_for(patience + 2s);
+    all_reduce(world, 100'000);
+  } else {
+    throw std::invalid_argument("unknown mode " + mode);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  try {
+    run(mode, std::chrono::milliseconds(argc > 2 ? std::stoi(argv[2]) : 60'000));
+  } catch (const c10::Error& error) {
+    std::cerr << "caught: " << error.what_without_backtrace() << std::endl;
+    return 1;
+  } catch (const std::exception& error) {
+    std::cerr << "caught: " << error.what() << std::endl;
+    return 1;
+  }
+  return 0;
+}
