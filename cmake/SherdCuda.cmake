@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Decides whether the CUDA parts are built: SHERD_WITH_CUDA.
+# Decides whether the CUDA parts are built: SHERD_WITH_CUDA, and what they see: sherd::cuda.
+add_library(sherd_cuda INTERFACE IMPORTED GLOBAL)
+add_library(sherd::cuda ALIAS sherd_cuda)
 set(SHERD_WITH_CUDA OFF)
 if(SHERD_CUDA STREQUAL "OFF")
   message(STATUS "Sherd: CPU build (SHERD_CUDA is OFF)")
@@ -23,4 +25,8 @@ if(NOT CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   return()
 endif()
 set(SHERD_WITH_CUDA ON)
+find_package(CUDAToolkit REQUIRED)
+target_compile_definitions(sherd_cuda INTERFACE USE_C10D_NCCL USE_NCCL)
+file(GLOB nccl ${SHERD_PREFIX}/lib/python3*/site-packages/nvidia/nccl/include)
+target_include_directories(sherd_cuda SYSTEM INTERFACE ${nccl} ${CUDAToolkit_INCLUDE_DIRS})
 message(STATUS "Sherd: CUDA build (nvcc ${CMAKE_CUDA_COMPILER_VERSION}, sm_${SHERD_CUDA_ARCHITECTURES})")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # sherd::torch: LibTorch as it lies in the PyPI wheel. find_package(Torch) of that wheel fails
-# without a CUDA toolkit, so its libraries are declared here, for builds with and without CUDA.
+# without a CUDA toolkit, so its libraries are declared here, for builds with and without CUDA, and
+# for the projects that use an installed Sherd.
 # In: SHERD_PREFIX (a virtual environment) or SHERD_TORCH_DIR (the package's folder), SHERD_WITH_CUDA.
 if(NOT SHERD_TORCH_DIR)
   file(GLOB found ${SHERD_PREFIX}/lib/python3*/site-packages/torch/include)
@@ -21,14 +22,11 @@ target_include_directories(
 target_compile_definitions(sherd_torch INTERFACE USE_DISTRIBUTED)
 set(libraries torch torch_cpu c10)
 if(SHERD_WITH_CUDA)
-  find_package(CUDAToolkit REQUIRED)
   list(APPEND libraries torch_cuda c10_cuda)
-  target_compile_definitions(sherd_torch INTERFACE USE_C10D_NCCL USE_NCCL)
-  target_include_directories(sherd_torch SYSTEM INTERFACE ${SHERD_NVIDIA_DIR}/nccl/include
-                                                          ${CUDAToolkit_INCLUDE_DIRS})
-  target_link_libraries(sherd_torch INTERFACE ${SHERD_NVIDIA_DIR}/cu13/lib/libcudart.so.13)
+  # Libraries that torch's own need: found there at run time, but the linker wants to see them.
   target_link_options(sherd_torch INTERFACE
                       -Wl,-rpath-link,${SHERD_NVIDIA_DIR}/cu13/lib:${SHERD_NVIDIA_DIR}/nccl/lib)
+  target_link_libraries(sherd_torch INTERFACE ${SHERD_NVIDIA_DIR}/cu13/lib/libcudart.so.13)
 endif()
 foreach(library IN LISTS libraries)
   # --no-as-needed: libtorch_cuda registers its operators when loaded; nothing refers to it by name.

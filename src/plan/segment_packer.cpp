@@ -144,7 +144,9 @@ PackedSegment pack_whole(std::vector<PackItem> items, int64_t shards, int64_t al
       items.begin(), items.end(), [](const auto& a, const auto& b) { return a.numel > b.numel; });
   using Load = std::pair<int64_t, int64_t>;  // elements, shard
   std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-  for (int64_t shard = 0; shard < shards; ++shard) loads.emplace(0, shard);
+  // Those beyond the number of items would stay empty.
+  const int64_t used = std::min(shards, std::ssize(items));
+  for (int64_t shard = 0; shard < used; ++shard) loads.emplace(0, shard);
 
   std::vector<Load> places;
   int64_t fullest = 0;

@@ -177,9 +177,14 @@ TEST_P(DBufferTest, WorksInPlaceOnlyWhereThatIsSafe) {
 }
 
 TEST_P(DBufferTest, StillScalesOnAnAxisOfOneRank) {
-  if (mesh().size("dp_outer") != 1) return;
-  auto source = blank(layout, {shard, partial});
-  auto target = blank(layout, {shard, replicate});
+  const Mesh one(test_world(), {{"one", 1}, {"dp", test_world().size()}});
+  const DataAxes axes{"dp", "one"};
+  const auto make = [&](Spreads spreads) {
+    const int64_t numel = DBuffer::numel_for(*layout, spreads, one, axes);
+    return DBuffer(layout, spreads, one, axes, at::full({numel}, -99, on_device()));
+  };
+  auto source = make({shard, partial});
+  auto target = make({shard, replicate});
   fill(source, 0);
   source.redistribute(target, {.reduction = Reduction::scaled_sum(3)}).synchronize();
   expect_values(target, 3, 0);

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Each folder may include only itself and those before it; `plan` nothing of torch.
+
+include_arrow.py ROOT
+"""
+import pathlib
+import re
+import sys
+
+FOLDERS = ["plan", "kernels", "comm", "buffer", "shard", "optim", "checkpoint", "nn", "models", "train"]
+PUBLIC_ONLY = {"models", "train"}  # these see the public headers alone
+TORCH = re.compile(r"<(torch|ATen|c10|c10d)/")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"]+[>"])')
+
+
+def mistakes(root, path):
+    """The includes of one file that go against the arrow, in words."""
+    relative = path.relative_to(root)
+    parts = relative.parts[1:] if relative.parts[0] == "src" else relative.parts[2:]
+    folder = parts[0] if parts[0] in FOLDERS else None
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        name = match.group(1)
+        where = f"{relative}:{number}: {name}"
+        if folder == "plan" and TORCH.match(name):
+            yield f"{where}: plan knows nothing of torch"
+        target = name.strip('<>"').removeprefix("sherd/").split("/")[0]
+        if target not in FOLDERS or folder is None:
+            continue
+        if FOLDERS.index(target) > FOLDERS.index(folder):
+            yield f"{where}: {folder} stands before {target}"
+        if folder in PUBLIC_ONLY and target != folder and "sherd/" not in name:
+            yield f"{where}: {folder} may use public headers only"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    files = [path for top in ("src", "include/sherd") for path in (root / top).rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh")]
+    unknown = {path.parts[len(root.parts) + 1] for path in files if path.is_relative_to(root / "src")} - set(FOLDERS)
+    found = [f"src/{name}: not a folder of the architecture" for name in sorted(unknown)]
+    found += [text for path in sorted(files) for text in mistakes(root, path)]
+    print("\n".join(found) or f"{len(files)} files follow the arrow")
+    return 1 if found or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
