@@ -73,7 +73,7 @@ class EmulatedCommunicator final : public Communicator {
     if (time > 0) note_time(clock_, stream);
     fill();
     if (time > 0) occupy_until(clock_, time, world_->emulation.sms, stream);
-    return Work(stream_work(stream, scope(to_text(collective)), std::chrono::minutes(10), [] {}));
+    return Work(stream_work(stream, scope(to_text(collective)), std::chrono::minutes(10), nullptr));
   }
 
   template <class Fill>

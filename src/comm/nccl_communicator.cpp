@@ -22,12 +22,17 @@ namespace {
 
 using Group = c10d::ProcessGroupNCCL;
 
+constexpr auto kClosing = std::chrono::seconds(10);  // for closing or aborting a group
+
 /// c10d by default ends the process from a thread of its own when an operation fails or takes too
 /// long. Here errors are exceptions of the caller's thread, so both watchers are asked to leave it
 /// alone, unless the user has asked them for something.
 void calm_watchers() {
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  // Peers connect when a communicator is made, not in its first collective: that call would block
+  // the host, with no limit, if a rank stayed away.
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   // It explains that sends and receives share the communicator; our header says so already.
   setenv("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false", /*overwrite=*/0);
 }
@@ -35,7 +40,7 @@ void calm_watchers() {
 c10::intrusive_ptr<Group::Options> group_options(
     const WorldOptions& options, const std::string& name) {
   auto result = Group::Options::create(options.high_priority_stream);
-  result->timeout = options.operation_timeout;
+  result->timeout = std::chrono::hours(24 * 365);  // the limit is ours to keep: see StreamWork
   result->group_name = name;
   if (options.max_ctas > 0) result->config.maxCTAs = options.max_ctas;
   return result;
@@ -61,6 +66,35 @@ at::Tensor movable(const at::Tensor& tensor) {
   return nccl_knows(tensor.scalar_type()) ? flat : flat.view(at::kByte);
 }
 
+class GroupKeeper final : public StreamKeeper {
+ public:
+  explicit GroupKeeper(c10::intrusive_ptr<Group> group) : group_(std::move(group)) {}
+
+  std::string failure() override {
+    switch (group_->getError()) {
+      case c10d::ErrorType::SUCCESS: return "";
+      case c10d::ErrorType::REMOTE_ERROR: return "another rank failed";
+      default: return "NCCL reports an error of this communicator";
+    }
+  }
+
+  void give_up() override {
+    if (given_up_.exchange(true)) return;
+    group_->setTimeout(kClosing);
+    try {
+      group_->abort();
+    } catch (const std::exception&) {
+      // The error that made us give up is the one to report.
+    }
+  }
+
+  bool gave_up() const { return given_up_; }
+
+ private:
+  c10::intrusive_ptr<Group> group_;
+  std::atomic<bool> given_up_{false};
+};
+
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(
@@ -80,15 +114,16 @@ class NcclCommunicator final : public Communicator {
         token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
 
   ~NcclCommunicator() override {
-    if (borrowed_ || *given_up_) return;
+    if (borrowed_ || keeper_->gave_up()) return;
+    // A clean end waits for what is under way; with an exception on its way, peers may never join
+    // it.
+    if (std::uncaught_exceptions() > 0) {
+      keeper_->give_up();
+      return;
+    }
+    group_->setTimeout(kClosing);
     try {
-      // A clean end waits for what is under way; with an exception on its way, peers may never join
-      // it.
-      if (std::uncaught_exceptions() > 0) {
-        group_->abort();
-      } else {
-        group_->shutdown();
-      }
+      group_->shutdown();
     } catch (const std::exception&) {
       // A peer is gone: there is nothing left to close.
     }
@@ -109,10 +144,7 @@ class NcclCommunicator final : public Communicator {
       TORCH_CHECK_WITH(DistBackendError, false, scope(operation), error.what());
     }
     return Work(stream_work(
-        scope_of_stream.stream(), scope(operation), options_.operation_timeout,
-        [group = group_, given_up = given_up_] {
-          if (!given_up->exchange(true)) group->abort();
-        }));
+        scope_of_stream.stream(), scope(operation), options_.operation_timeout, keeper_));
   }
 
   Work do_all_gather(std::span<const Transfer> transfers, OnStream stream) override {
@@ -282,7 +314,7 @@ class NcclCommunicator final : public Communicator {
   c10::Device device_;
   WorldOptions options_;
   bool borrowed_;  // the group is the caller's, and so is closing it
-  std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_);
   c10::Stream stream_;
   at::Tensor token_;  // what a barrier reduces
   int64_t splits_ = 0;

@@ -10,14 +10,16 @@
 namespace sherd {
 namespace {
 
+constexpr auto kLook = std::chrono::milliseconds(100);  // how often the keeper is asked
+
 class StreamWork final : public Work::State {
  public:
   StreamWork(
       c10::Stream stream,
       std::string scope,
       std::chrono::milliseconds timeout,
-      std::function<void()> give_up)
-      : stream_(stream), scope_(std::move(scope)), timeout_(timeout), give_up_(std::move(give_up)) {
+      std::shared_ptr<StreamKeeper> keeper)
+      : stream_(stream), scope_(std::move(scope)), timeout_(timeout), keeper_(std::move(keeper)) {
     end_.record(c10::cuda::CUDAStream(stream));
   }
 
@@ -27,13 +29,16 @@ class StreamWork final : public Work::State {
   }
 
   void synchronize() override {
-    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    using Clock = std::chrono::steady_clock;
+    const auto deadline = Clock::now() + timeout_;
+    auto look = Clock::now() + kLook;
     while (!end_.query()) {
-      if (std::chrono::steady_clock::now() > deadline) {
-        give_up_();
-        TORCH_CHECK_WITH(
-            DistBackendError, false, scope_, "not done after ", in_seconds(timeout_),
-            ": a rank does not take part");
+      if (Clock::now() > deadline) {
+        fail(c10::str("not done after ", in_seconds(timeout_), ": a rank does not take part"));
+      }
+      if (keeper_ && Clock::now() > look) {
+        if (const auto failure = keeper_->failure(); !failure.empty()) fail(failure);
+        look = Clock::now() + kLook;
       }
       std::this_thread::yield();
     }
@@ -42,10 +47,15 @@ class StreamWork final : public Work::State {
   bool done() override { return end_.query(); }
 
  private:
+  [[noreturn]] void fail(const std::string& what) {
+    if (keeper_) keeper_->give_up();
+    C10_THROW_ERROR(DistBackendError, scope_ + what);
+  }
+
   c10::Stream stream_;
   std::string scope_;
   std::chrono::milliseconds timeout_;
-  std::function<void()> give_up_;
+  std::shared_ptr<StreamKeeper> keeper_;
   at::cuda::CUDAEvent end_;
 };
 
@@ -59,8 +69,8 @@ std::shared_ptr<Work::State> stream_work(
     c10::Stream stream,
     std::string scope,
     std::chrono::milliseconds timeout,
-    std::function<void()> give_up) {
-  return std::make_shared<StreamWork>(stream, std::move(scope), timeout, std::move(give_up));
+    std::shared_ptr<StreamKeeper> keeper) {
+  return std::make_shared<StreamWork>(stream, std::move(scope), timeout, std::move(keeper));
 }
 
 StreamScope::StreamScope(Communicator::OnStream given, c10::Stream own)

@@ -5,7 +5,6 @@
 #include <c10/core/Stream.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -16,14 +15,24 @@ namespace sherd {
 /// A CUDA stream that a communicator uses when it is given none.
 c10::Stream communication_stream(c10::Device device, bool high_priority);
 
+/// Who is behind the work on a stream, and can tell what is wrong with it.
+class StreamKeeper {
+ public:
+  virtual ~StreamKeeper() = default;
+  /// What has failed, in words; empty while all is well.
+  virtual std::string failure() = 0;
+  /// Ends what is under way; nothing can be started any more.
+  virtual void give_up() = 0;
+};
+
 /// Work that was just enqueued on `stream`; marks its end by an event, for which wait() lets the
-/// current stream wait. When synchronize() runs out of time it calls `give_up` and throws an error
-/// that begins with `scope`.
+/// current stream wait. When its keeper (if any) reports a failure, or the time is up,
+/// synchronize() gives up and throws an error that begins with `scope`.
 std::shared_ptr<Work::State> stream_work(
     c10::Stream stream,
     std::string scope,
     std::chrono::milliseconds timeout,
-    std::function<void()> give_up);
+    std::shared_ptr<StreamKeeper> keeper);
 
 /// While it lives, `stream` is the current one. Without one given, the communicator's own is taken,
 /// and it first waits for what the current stream holds: the inputs are written there.
