@@ -3,6 +3,7 @@
 # without a CUDA toolkit, so its libraries are declared here, for builds with and without CUDA, and
 # for the projects that use an installed Sherd.
 # In: SHERD_PREFIX (a virtual environment) or SHERD_TORCH_DIR (the package's folder), SHERD_WITH_CUDA.
+include_guard(GLOBAL)
 if(NOT SHERD_TORCH_DIR)
   file(GLOB found ${SHERD_PREFIX}/lib/python3*/site-packages/torch/include)
   if(NOT found)

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/buffer/dbuffer.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
+#include <span>
 #include <utility>
 #include <vector>
+
+#include "comm/overlap.h"
+#include "comm/streams.h"
 
 namespace sherd {
 namespace {
@@ -17,19 +22,23 @@ PerAxis<int64_t> coordinates_of(const Mesh& mesh, const DataAxes& axes) {
   return {mesh.coordinate(axes.inner), axes.outer.empty() ? 0 : mesh.coordinate(axes.outer)};
 }
 
-const char* begin_of(const at::Tensor& tensor) {
-  return static_cast<const char*>(tensor.const_data_ptr());
-}
-
-bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  return begin_of(a) < begin_of(b) + b.nbytes() && begin_of(b) < begin_of(a) + a.nbytes();
+/// Copies on the given stream, or the current one.
+Work local_copy(std::span<const Transfer> transfers, Communicator::OnStream given) {
+  if (transfers.empty()) return {};
+  const auto device = transfers.front().output.device();
+  if (!device.is_cuda()) {
+    for (const auto& [output, input] : transfers) output.copy_(input);
+    return {};
+  }
+  const c10::OptionalStreamGuard guard(given);
+  for (const auto& [output, input] : transfers) output.copy_(input);
+  return Work(stream_work(current_stream(device)));
 }
 
 }  // namespace
 
 /// What distinguishes two buffers: one axis, and the sides of it in parts.
 struct DBuffer::Change {
-  bool is_outer = false;
   std::string axis;
   Spread from{};
   Spread to{};
@@ -60,6 +69,11 @@ DBuffer::DBuffer(
   TORCH_CHECK_VALUE(
       reinterpret_cast<uintptr_t>(begin_of(storage_)) % 16 == 0,
       "[buffer] the storage does not start on a multiple of 16 bytes");
+  TORCH_CHECK_VALUE(
+      static_cast<int64_t>(storage_.element_size()) * layout_->alignment() % 16 == 0,
+      "[buffer] the layout aligns parameters on ", layout_->alignment(), " elements, which in ",
+      storage_.scalar_type(), " is less than 16 bytes: build it with element_size ",
+      storage_.element_size());
 }
 
 int64_t DBuffer::numel_for(
@@ -83,11 +97,16 @@ at::Tensor DBuffer::held(int64_t parameter) const {
   return storage_.narrow(0, piece.offset, piece.length);
 }
 
+bool DBuffer::shares_axes_with(const DBuffer& other) const {
+  return axes_.inner == other.axes_.inner && axes_.outer == other.axes_.outer &&
+         sizes_of(mesh_, axes_) == sizes_of(other.mesh_, other.axes_) &&
+         coordinates_of(mesh_, axes_) == coordinates_of(other.mesh_, other.axes_);
+}
+
 DBuffer::Change DBuffer::change_to(const DBuffer& target) const {
   TORCH_CHECK_VALUE(layout_ == target.layout_, "[buffer] the two buffers have different layouts");
   TORCH_CHECK_VALUE(
-      axes_.inner == target.axes_.inner && axes_.outer == target.axes_.outer,
-      "[buffer] the two buffers are spread over different axes");
+      shares_axes_with(target), "[buffer] the two buffers are spread over different axes");
   TORCH_CHECK_VALUE(
       storage_.scalar_type() == target.storage_.scalar_type(), "[buffer] the dtypes differ (",
       storage_.scalar_type(), ", ", target.storage_.scalar_type(), "): cast first");
@@ -100,7 +119,6 @@ DBuffer::Change DBuffer::change_to(const DBuffer& target) const {
   const auto sizes = sizes_of(mesh_, axes_);
   const auto coordinates = coordinates_of(mesh_, axes_);
   Change change;
-  change.is_outer = outer;
   change.axis = outer ? axes_.outer : axes_.inner;
   change.from = outer ? spreads_.outer : spreads_.inner;
   change.to = outer ? to.outer : to.inner;
@@ -111,9 +129,9 @@ DBuffer::Change DBuffer::change_to(const DBuffer& target) const {
 }
 
 Work DBuffer::redistribute(DBuffer& target, const RedistributeOptions& options) const {
-  const auto change = change_to(target);
+  auto work = move(change_to(target), target, options);
   ++target.version_;
-  return move(change, target, options);
+  return work;
 }
 
 Work DBuffer::move(
@@ -127,60 +145,62 @@ Work DBuffer::move(
       change.axis, "'");
   const auto& source = storage_;
   const auto& sink = target.storage_;
-  const bool same = source.const_data_ptr() == sink.const_data_ptr();
   const auto one = std::pair(change.from, change.to);
-
-  if (one == std::pair(partial, replicate) || (change.from != partial && change.ranks == 1)) {
-    TORCH_CHECK_VALUE(
-        same || !overlap(source, sink),
-        "[buffer] source and target overlap without being the same");
-    if (!same) sink.copy_(source);
-    return change.from == partial ? communicator.all_reduce(sink, options.reduction, options.stream)
-                                  : Work();
-  }
-
-  // The larger side holds all ranks' parts of each segment, the smaller this rank's.
   const bool gathers = one == std::pair(shard, replicate);
   const bool reduces = one == std::pair(partial, shard);
   const bool slices = one == std::pair(replicate, shard);
-  TORCH_CHECK_VALUE(
-      gathers || reduces || slices, "[buffer] ", to_text(change.from), " can't become ",
-      to_text(change.to), " over the ", change.ranks, " ranks of '", change.axis, "'");
+
+  if (!gathers && !reduces && !slices) {
+    const bool joins = one == std::pair(partial, replicate);
+    TORCH_CHECK_VALUE(
+        joins || change.ranks == 1, "[buffer] ", to_text(change.from), " can't become ",
+        to_text(change.to), " over the ", change.ranks, " ranks of '", change.axis, "'");
+    const bool same = source.const_data_ptr() == sink.const_data_ptr();
+    TORCH_CHECK_VALUE(
+        same || !overlap(source, sink),
+        "[buffer] source and target overlap without being the same");
+    auto copied = same ? Work() : local_copy({{Transfer{sink, source}}}, options.stream);
+    return joins ? communicator.all_reduce(sink, options.reduction, options.stream) : copied;
+  }
+
+  // The larger side holds all ranks' parts of each segment, the smaller this rank's.
   const auto& large = gathers ? sink : source;
   const auto& small = gathers ? source : sink;
   TORCH_CHECK_VALUE(
-      layout_->segments().size() == 1 || !overlap(large, small),
+      layout_->segments().size() == 1 || change.ranks == 1 || !overlap(large, small),
       "[buffer] source and target overlap: with ", layout_->segments().size(),
       " segments no part of the one is in place in the other");
   std::vector<Transfer> transfers;
   for (const auto& segment : layout_->segments()) {
     const int64_t length = segment.shard_size * layout_->shards() / change.coarse;
-    const auto whole = large.narrow(0, segment.offset / change.coarse, length);
-    const auto part =
-        small.narrow(0, segment.offset / (change.coarse * change.ranks), length / change.ranks);
+    const int64_t share = length / change.ranks;
+    auto whole = large.narrow(0, segment.offset / change.coarse, length);
+    const auto part = small.narrow(0, segment.offset / (change.coarse * change.ranks), share);
+    if (slices) {
+      const auto own = whole.narrow(0, change.coordinate * share, share);
+      const bool in_place = own.const_data_ptr() == part.const_data_ptr();
+      TORCH_CHECK_VALUE(
+          in_place || !overlap(whole, part),
+          "[buffer] source and target overlap, but not at this rank's part");
+      if (in_place) continue;
+      whole = own;
+    }
     transfers.push_back(gathers ? Transfer{whole, part} : Transfer{part, whole});
   }
   if (gathers) return communicator.all_gather(transfers, options.stream);
   if (reduces) return communicator.reduce_scatter(transfers, options.reduction, options.stream);
-  for (const auto& [part, whole] : transfers) {
-    const auto own = whole.narrow(0, change.coordinate * part.numel(), part.numel());
-    if (own.const_data_ptr() == part.const_data_ptr()) continue;
-    TORCH_CHECK_VALUE(
-        !overlap(whole, part), "[buffer] source and target overlap, but not at this rank's part");
-    part.copy_(own);
-  }
-  return {};
+  return local_copy(transfers, options.stream);
 }
 
 void DBuffer::cast(DBuffer& target) const {
   TORCH_CHECK_VALUE(
-      layout_ == target.layout_ && spreads_ == target.spreads_,
-      "[buffer] a cast keeps layout and spreads: (", to_text(spreads_), ") is not (",
+      layout_ == target.layout_ && spreads_ == target.spreads_ && shares_axes_with(target),
+      "[buffer] a cast keeps layout, axes and spreads: (", to_text(spreads_), ") is not (",
       to_text(target.spreads_), ")");
   TORCH_CHECK_VALUE(
       !overlap(storage_, target.storage_), "[buffer] source and target of a cast overlap");
-  ++target.version_;
   target.storage_.copy_(storage_);
+  ++target.version_;
 }
 
 }  // namespace sherd

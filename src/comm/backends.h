@@ -19,8 +19,10 @@ class Store;
 
 namespace sherd {
 
-/// Among all ranks of the engine's transport.
-std::shared_ptr<Communicator> mpi_communicator(std::shared_ptr<Engine> engine);
+/// Among all ranks of the engine's transport, which all call it at the same point. An operation
+/// that takes longer than `timeout` is an error.
+std::shared_ptr<Communicator> mpi_communicator(
+    std::shared_ptr<Engine> engine, std::chrono::milliseconds timeout);
 
 std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation);
 
@@ -36,6 +38,8 @@ std::shared_ptr<Communicator> nccl_communicator(
 
 /// How many GPUs this process may use; 0 without CUDA in the build or on the machine.
 int64_t gpu_count();
+/// The one that the calling thread has chosen.
+c10::Device current_gpu();
 /// The versions of CUDA and NCCL, or that there is none.
 std::string cuda_version();
 

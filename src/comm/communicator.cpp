@@ -7,19 +7,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/overlap.h"
+#include "kernels/join.h"
+
 namespace sherd {
 namespace {
-
-const char* begin_of(const at::Tensor& tensor) {
-  return static_cast<const char*>(tensor.const_data_ptr());
-}
-const char* end_of(const at::Tensor& tensor) {
-  return begin_of(tensor) + tensor.nbytes();
-}
-
-bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() > 0 && b.nbytes() > 0 && begin_of(a) < end_of(b) && begin_of(b) < end_of(a);
-}
 
 int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
@@ -29,7 +21,8 @@ int64_t sum(const std::vector<int64_t>& values) {
 
 std::string Communicator::scope(const char* operation) const {
   return c10::str(
-      "[comm.", backend(), "] rank ", rank_, " of ", size_, ", ", operation, " on '", name_, "': ");
+      "[comm.", backend(), "] rank ", world_rank(), ", ", operation, " on '", name(), "' (", rank_,
+      " of ", size_, "): ");
 }
 
 void Communicator::check_tensor(const char* operation, const at::Tensor& tensor) const {
@@ -62,6 +55,14 @@ void Communicator::check_transfer(
       "output and input overlap; only this rank's own part may be shared, exactly");
 }
 
+void Communicator::check_reduction(
+    const char* operation, const at::Tensor& tensor, Reduction reduction) const {
+  TORCH_CHECK_VALUE(
+      can_join(tensor.scalar_type(), reduction), scope(operation), tensor.scalar_type(),
+      " can't be reduced like that: integers have sum and max; floating point of 16 bits or more ",
+      "has all");
+}
+
 Work Communicator::all_gather(std::span<const Transfer> transfers, OnStream stream) {
   for (const auto& [output, input] : transfers) check_transfer("all_gather", output, input);
   return do_all_gather(transfers, stream);
@@ -74,7 +75,10 @@ Work Communicator::all_gather(at::Tensor output, at::Tensor input, OnStream stre
 
 Work Communicator::reduce_scatter(
     std::span<const Transfer> transfers, Reduction reduction, OnStream stream) {
-  for (const auto& [output, input] : transfers) check_transfer("reduce_scatter", input, output);
+  for (const auto& [output, input] : transfers) {
+    check_transfer("reduce_scatter", input, output);
+    check_reduction("reduce_scatter", input, reduction);
+  }
   return do_reduce_scatter(transfers, reduction, stream);
 }
 
@@ -86,7 +90,10 @@ Work Communicator::reduce_scatter(
 
 Work Communicator::all_reduce(
     std::span<const at::Tensor> tensors, Reduction reduction, OnStream stream) {
-  for (const auto& tensor : tensors) check_tensor("all_reduce", tensor);
+  for (const auto& tensor : tensors) {
+    check_tensor("all_reduce", tensor);
+    check_reduction("all_reduce", tensor, reduction);
+  }
   return do_all_reduce(tensors, reduction, stream);
 }
 
@@ -129,6 +136,10 @@ Work Communicator::all_to_all(
   };
   complete("output", output, output_splits);
   complete("input", input, input_splits);
+  const auto own = static_cast<size_t>(rank_);
+  TORCH_CHECK_VALUE(
+      output_splits[own] == input_splits[own], scope(operation), "this rank keeps ",
+      input_splits[own], " elements for itself but expects ", output_splits[own]);
   return do_all_to_all(
       std::move(output), std::move(input), std::move(output_splits), std::move(input_splits),
       stream);
@@ -153,7 +164,7 @@ Work Communicator::barrier() {
 }
 
 std::shared_ptr<Communicator> Communicator::split(
-    std::vector<int64_t> ranks, const std::string& name) {
+    std::vector<int64_t> ranks, const std::string& name, const std::string& axis) {
   auto sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   const bool distinct = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
@@ -164,7 +175,7 @@ std::shared_ptr<Communicator> Communicator::split(
   TORCH_CHECK_VALUE(
       std::binary_search(sorted.begin(), sorted.end(), rank_), scope("split"),
       "this rank is not among [", c10::Join(", ", ranks), "]; pass the group that it belongs to");
-  return do_split(std::move(ranks), name);
+  return do_split(std::move(ranks), {name, axis.empty() ? name : axis, world_rank()});
 }
 
 }  // namespace sherd

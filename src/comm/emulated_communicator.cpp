@@ -2,12 +2,15 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
 
 #include "comm/backends.h"
+#include "comm/overlap.h"
 #include "comm/streams.h"
 #include "kernels/occupy.h"
 
@@ -38,11 +41,10 @@ class TimedWork final : public Work::State {
 class EmulatedCommunicator final : public Communicator {
  public:
   EmulatedCommunicator(
-      std::shared_ptr<EmulatedWorld> world, int64_t rank, int64_t size, std::string name)
-      : Communicator(rank, size, std::move(name)), world_(std::move(world)) {
+      std::shared_ptr<EmulatedWorld> world, int64_t rank, int64_t size, Identity identity)
+      : Communicator(rank, size, std::move(identity)), world_(std::move(world)) {
     if (device().is_cuda()) {
       stream_ = communication_stream(device(), /*high_priority=*/true);
-      clock_ = at::empty({1}, at::TensorOptions().dtype(at::kLong).device(device()));
     }
   }
 
@@ -65,15 +67,25 @@ class EmulatedCommunicator final : public Communicator {
       world_->calls.push_back({collective, name(), size(), bytes, dtype});
     }
     const auto& network = world_->emulation.network;
-    const double time = network ? seconds(network->link(name()), collective, bytes, size()) : 0;
+    const double time = network ? seconds(network->link(axis()), collective, bytes, size()) : 0;
     if (!device().is_cuda()) return run_on_cpu(time, fill);
 
     const StreamScope scope_of_stream(given, *stream_);
     const auto stream = scope_of_stream.stream();
-    if (time > 0) note_time(clock_, stream);
+    const auto clock = time > 0 ? clock_of(stream) : at::Tensor();
+    if (time > 0) note_time(clock, stream);
     fill();
-    if (time > 0) occupy_until(clock_, time, world_->emulation.sms, stream);
-    return Work(stream_work(stream, scope(to_text(collective)), std::chrono::minutes(10), nullptr));
+    if (time > 0) occupy_until(clock, time, world_->emulation.sms, stream);
+    return Work(stream_work(stream));
+  }
+
+  /// Each stream has its own: operations on two streams run at the same time.
+  const at::Tensor& clock_of(c10::Stream stream) {
+    auto& clock = clocks_[stream.id()];
+    if (!clock.defined()) {
+      clock = at::empty({1}, at::TensorOptions().dtype(at::kLong).device(device()));
+    }
+    return clock;
   }
 
   template <class Fill>
@@ -99,7 +111,7 @@ class EmulatedCommunicator final : public Communicator {
         if (input.numel() == 0) continue;
         const auto shard = input.view({1, -1});
         auto parts = output.view({size(), -1});
-        const bool in_place = overlaps(output, input);
+        const bool in_place = overlap(output, input);
         // In place, this rank's own row is the source and must not be copied onto itself.
         if (in_place) {
           parts.narrow(0, 0, rank()).copy_(shard.expand({rank(), -1}));
@@ -119,7 +131,7 @@ class EmulatedCommunicator final : public Communicator {
     return run(Collective::reduce_scatter, bytes, dtype_of(transfers), stream, [&] {
       for (const auto& [output, input] : transfers) {
         if (output.numel() == 0) continue;
-        if (!overlaps(output, input)) {
+        if (!overlap(output, input)) {
           output.view({-1}).copy_(input.view({size(), -1}).select(0, rank()));
         }
         scale(output, reduction);
@@ -175,16 +187,10 @@ class EmulatedCommunicator final : public Communicator {
     return run(Collective::barrier, 0, at::kByte, {}, [] {});
   }
 
-  std::shared_ptr<Communicator> do_split(std::vector<int64_t> ranks, std::string name) override {
+  std::shared_ptr<Communicator> do_split(std::vector<int64_t> ranks, Identity child) override {
     const auto place = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
     return std::make_shared<EmulatedCommunicator>(
-        world_, place, std::ssize(ranks), std::move(name));
-  }
-
-  static bool overlaps(const at::Tensor& a, const at::Tensor& b) {
-    const auto* begin_a = static_cast<const char*>(a.const_data_ptr());
-    const auto* begin_b = static_cast<const char*>(b.const_data_ptr());
-    return begin_a < begin_b + b.nbytes() && begin_b < begin_a + a.nbytes();
+        world_, place, std::ssize(ranks), std::move(child));
   }
 
   static void scale(const at::Tensor& tensor, Reduction reduction) {
@@ -197,7 +203,7 @@ class EmulatedCommunicator final : public Communicator {
 
   std::shared_ptr<EmulatedWorld> world_;
   OnStream stream_;
-  at::Tensor clock_;
+  std::map<c10::StreamId, at::Tensor> clocks_;
   Clock::time_point busy_until_{};
 };
 
@@ -218,7 +224,8 @@ std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation) 
     world->emulation.device = c10::Device(c10::kCUDA, 0);
   }
   return std::make_shared<EmulatedCommunicator>(
-      std::move(world), emulation.rank, emulation.size, "world");
+      std::move(world), emulation.rank, emulation.size,
+      Communicator::Identity{"world", "world", emulation.rank});
 }
 
 std::vector<RecordedCall> recorded_calls(Communicator& communicator, bool forget) {

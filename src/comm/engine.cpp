@@ -14,7 +14,7 @@ namespace sherd {
 namespace {
 
 constexpr int kControlTag = 0;
-constexpr auto kFarewellTime = std::chrono::seconds(2);
+constexpr auto kFarewellTime = std::chrono::milliseconds(500);
 
 /// Time that an idle thread keeps looking for work, and a waiter for its result, before it sleeps:
 /// longer than the pause between two collectives of a chain, short beside a step.
@@ -41,12 +41,12 @@ void Operation::finish(std::exception_ptr error) {
   changed_.notify_all();
 }
 
-Engine::Engine(std::unique_ptr<Transport> transport, Milliseconds timeout)
-    : transport_(std::move(transport)),
-      timeout_(timeout),
-      rank_(transport_->rank()),
-      size_(transport_->size()),
-      news_(kFarewell, '\0') {
+Engine::Engine(std::unique_ptr<Transport> transport, Milliseconds patience)
+    : transport_(*transport),
+      patience_(patience),
+      rank_(transport_.rank()),
+      size_(transport_.size()) {
+  remains_->transport = std::move(transport);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -61,16 +61,16 @@ Engine::~Engine() {
   thread_.join();
   if (!failure_.empty()) {
     // Peers may still write into what broken operations posted, and MPI would wait for them: leave
-    // both to the end of the process.
-    [[maybe_unused]] auto* left = new std::pair(std::move(broken_), std::move(transport_));
+    // it all to the end of the process.
+    [[maybe_unused]] auto* left = remains_.release();
   }
 }
 
-Work Engine::submit(int lane, std::shared_ptr<Operation> operation) {
+Work Engine::submit(int lane, std::shared_ptr<Operation> operation, Milliseconds timeout) {
   Work work(operation);
   {
     std::lock_guard lock(mutex_);
-    submitted_.push_back({lane, std::move(operation), Operation::Clock::now() + timeout_});
+    submitted_.push_back({lane, std::move(operation), timeout});
     has_submitted_.store(true, std::memory_order_release);
   }
   submitted_changed_.notify_one();
@@ -129,15 +129,18 @@ void Engine::poll() {
 bool Engine::step(Active& active) {
   auto& operation = *active.operation;
   try {
-    if (!std::exchange(active.started, true)) operation.start(*transport_);
-    if (operation.advance(*transport_)) {
+    if (!active.deadline) {
+      active.deadline = Operation::Clock::now() + active.timeout;
+      operation.start(transport_);
+    }
+    if (operation.advance(transport_)) {
       operation.finish(nullptr);
       return true;
     }
-    if (Operation::Clock::now() > active.deadline) {
+    if (Operation::Clock::now() > *active.deadline) {
       const auto missing = operation.waits_for();
       TORCH_CHECK(
-          false, "not done after ", in_seconds(timeout_), "; no word from rank",
+          false, "not done after ", in_seconds(active.timeout), "; no word from rank",
           missing.size() == 1 ? " " : "s ", c10::Join(", ", missing));
     }
   } catch (const c10::Error& error) {
@@ -151,24 +154,45 @@ bool Engine::step(Active& active) {
 /// Looks for another rank's error.
 void Engine::check_peers() {
   if (size_ == 1) return;
-  if (!news_request_) news_request_ = transport_->receive_any(kControlTag, news_.data(), kFarewell);
-  if (news_request_->test()) failure_ = std::string("another rank failed: ") + news_.data();
+  auto& [operations, news, request, farewell, farewell_requests, transport] = *remains_;
+  try {
+    if (!request) request = transport_.receive_any(kControlTag, news.data(), kFarewell);
+    if (request->test()) failure_ = std::string("another rank failed: ") + news.data();
+  } catch (const std::exception& error) {
+    failure_ = error.what();
+  }
 }
 
 /// Notes an error of this rank and sends it to all others.
 void Engine::fail(const std::string& what) {
   failure_ = what;
-  farewell_.assign(kFarewell, '\0');
-  std::copy_n(what.begin(), std::min(what.size(), kFarewell - 1), farewell_.begin());
-  for (int64_t peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    farewell_requests_.push_back(transport_->send(peer, kControlTag, farewell_.data(), kFarewell));
+  auto& farewell = remains_->farewell;
+  farewell.assign(kFarewell, '\0');
+  std::copy_n(what.begin(), std::min(what.size(), kFarewell - 1), farewell.begin());
+  try {
+    for (int64_t peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      remains_->farewell_requests.push_back(
+          transport_.send(peer, kControlTag, farewell.data(), kFarewell));
+    }
+  } catch (const std::exception&) {
+    // The transport itself is broken: the peers will notice that too.
   }
+}
+
+/// Sees an error off, for a while: it leaves without the help of the ranks it goes to, but not at
+/// once.
+void Engine::flush_farewell() {
+  auto& requests = remains_->farewell_requests;
   const auto deadline = Operation::Clock::now() + kFarewellTime;
   const auto sent = [](auto& request) { return request->test(); };
-  while (std::erase_if(farewell_requests_, sent), !farewell_requests_.empty()) {
-    if (Operation::Clock::now() > deadline) break;
-    sched_yield();
+  try {
+    while (std::erase_if(requests, sent), !requests.empty()) {
+      if (Operation::Clock::now() > deadline) break;
+      sched_yield();
+    }
+  } catch (const std::exception&) {
+    // As above.
   }
 }
 
@@ -178,7 +202,7 @@ void Engine::fail_all(const std::string& what) {
     const auto& operation = active.operation;
     const bool own = what.starts_with(operation->scope());
     const auto text = own ? what : operation->scope() + what;
-    broken_.push_back(operation);
+    remains_->operations.push_back(operation);
     operation->finish(
         std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text)));
   };
@@ -186,33 +210,26 @@ void Engine::fail_all(const std::string& what) {
   std::for_each(laneless_.begin(), laneless_.end(), end);
   lanes_.clear();
   laneless_.clear();
+  flush_farewell();  // after those who wait here have heard
 }
 
 /// At the end of a healthy world: waits until every rank has come here, since finishing MPI is
 /// collective. If one doesn't come in time the others leave without it, and the launcher says so.
 void Engine::say_goodbye() {
-  if (failure_.empty() && size_ > 1) {
-    try {
-      auto barrier = make_world_barrier(rank_, size_);
-      barrier->start(*transport_);
-      const auto deadline = Operation::Clock::now() + std::min(timeout_, Milliseconds(10'000));
-      while (!barrier->advance(*transport_)) {
-        check_peers();
-        if (!failure_.empty() || Operation::Clock::now() > deadline) {
-          failure_ = "not all ranks came to the end";
-          broken_.push_back(std::move(barrier));
-          return;
-        }
-        sched_yield();
-      }
-    } catch (const std::exception& error) {
-      failure_ = error.what();
-      return;
-    }
-  }
   if (!failure_.empty()) return;
-  news_request_.reset();
-  transport_->finish();
+  if (size_ > 1) {
+    auto barrier = make_world_barrier(rank_, size_);
+    remains_->operations.push_back(barrier);
+    Active last{kNoLane, barrier, patience_};
+    while (failure_.empty() && !step(last)) {
+      check_peers();
+      sched_yield();
+    }
+    if (!failure_.empty()) return;
+    remains_->operations.clear();
+  }
+  remains_->news_request.reset();
+  transport_.finish();
 }
 
 }  // namespace sherd

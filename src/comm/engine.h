@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -62,7 +63,8 @@ class Engine {
   using Milliseconds = std::chrono::milliseconds;
   static constexpr int kNoLane = -1;
 
-  Engine(std::unique_ptr<Transport> transport, Milliseconds timeout);
+  /// `patience`: how long the end waits for ranks that are still at work.
+  Engine(std::unique_ptr<Transport> transport, Milliseconds patience);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -70,19 +72,33 @@ class Engine {
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
 
-  /// Any thread. The operation's error, if any, is thrown by its wait().
-  Work submit(int lane, std::shared_ptr<Operation> operation);
+  /// Any thread. The operation's error, if any, is thrown by its wait(); one that takes longer than
+  /// `timeout`, from the moment it is at the head of its lane, is an error too.
+  Work submit(int lane, std::shared_ptr<Operation> operation, Milliseconds timeout);
 
   /// The number of the next communicator that this process may open; see MpiCommunicator::do_split.
+  /// One thread at a time.
   int64_t next_id() const { return next_id_; }
   void take_id(int64_t id) { next_id_ = id + 1; }
 
  private:
+  static constexpr size_t kFarewell = 1024;  // bytes of an error on its way to the other ranks
+
   struct Active {
     int lane;
     std::shared_ptr<Operation> operation;
-    Operation::Clock::time_point deadline;
-    bool started = false;
+    Milliseconds timeout;
+    std::optional<Operation::Clock::time_point> deadline{};  // once it has started
+  };
+
+  /// What the transport may still read or write after a failure.
+  struct Remains {
+    std::vector<std::shared_ptr<Operation>> operations;
+    std::vector<char> news = std::vector<char>(kFarewell, '\0');  // an error from another rank
+    std::unique_ptr<Transport::Request> news_request;
+    std::vector<char> farewell;  // this rank's error, for the others
+    std::vector<std::unique_ptr<Transport::Request>> farewell_requests;
+    std::unique_ptr<Transport> transport;
   };
 
   void run();
@@ -91,16 +107,16 @@ class Engine {
   bool step(Active& active);
   void check_peers();
   void fail(const std::string& what);
+  void flush_farewell();
   void fail_all(const std::string& what);
   void say_goodbye();
 
-  static constexpr size_t kFarewell = 1024;  // bytes of an error on its way to the other ranks
-
-  std::unique_ptr<Transport> transport_;
-  Milliseconds timeout_;
+  std::unique_ptr<Remains> remains_ = std::make_unique<Remains>();
+  Transport& transport_;
+  Milliseconds patience_;
   int64_t rank_;
   int64_t size_;
-  int64_t next_id_ = 2;  // 0: control messages, 1: the world
+  int64_t next_id_ = 2;  // 0: control messages, 1: opening a world
 
   std::mutex mutex_;
   std::condition_variable submitted_changed_;
@@ -112,12 +128,7 @@ class Engine {
   // Of the thread alone.
   std::map<int, std::deque<Active>> lanes_;
   std::vector<Active> laneless_;
-  std::vector<std::shared_ptr<Operation>> broken_;  // their memory may still be written
   std::string failure_;
-  std::vector<char> news_;  // an error from another rank
-  std::unique_ptr<Transport::Request> news_request_;
-  std::vector<char> farewell_;
-  std::vector<std::unique_ptr<Transport::Request>> farewell_requests_;
 
   std::thread thread_;
 };

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -76,7 +77,8 @@ Launch from_srun(const Variables& variables) {
   launch.rank = variables.number("SLURM_PROCID", whose);
   launch.size = variables.number("SLURM_STEP_NUM_TASKS", whose);
   launch.local_rank = variables.number_or("SLURM_LOCALID", whose, 0);
-  launch.local_size = launch.size / variables.number_or("SLURM_STEP_NUM_NODES", whose, 1);
+  launch.local_size =
+      launch.size / std::max<int64_t>(variables.number_or("SLURM_STEP_NUM_NODES", whose, 1), 1);
   launch.has_mpi = variables.has("PMIX_RANK") || variables.has("PMI_RANK");
   if (!launch.has_mpi) {
     // The first task runs on the first node; a port from the job's number keeps jobs apart.

@@ -90,7 +90,7 @@ Communicator& Mesh::communicator(const std::string& axis) const {
 
 std::shared_ptr<Communicator> Mesh::new_communicator(
     const std::string& axis, const std::string& purpose) const {
-  return world_.communicator().split(line(axis).ranks, purpose);
+  return world_.communicator().split(line(axis).ranks, purpose, axis);
 }
 
 Mesh Mesh::sub(const std::vector<std::string>& axes) const {

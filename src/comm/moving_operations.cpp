@@ -84,10 +84,8 @@ class AllToAll final : public MovingOperation {
       const auto [from, bytes] = at(input_, input_splits_, peer);
       messages_.send(transport, peer, from, bytes);
     });
-    const auto [to, expected] = at(output_, output_splits_, members_.rank);
+    char* to = at(output_, output_splits_, members_.rank).first;
     const auto [from, bytes] = at(input_, input_splits_, members_.rank);
-    TORCH_CHECK_VALUE(
-        expected == bytes, "this rank keeps ", bytes, " bytes for itself but expects ", expected);
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
 

@@ -8,7 +8,6 @@
 
 #include "comm/backends.h"
 #include "comm/operations.h"
-#include "kernels/join.h"
 
 namespace sherd {
 namespace {
@@ -18,11 +17,17 @@ class MpiCommunicator final : public Communicator {
   using Ranks = std::shared_ptr<const std::vector<int64_t>>;
 
   MpiCommunicator(
-      std::shared_ptr<Engine> engine, Ranks ranks, int64_t rank, int64_t id, std::string name)
-      : Communicator(rank, std::ssize(*ranks), std::move(name)),
+      std::shared_ptr<Engine> engine,
+      Ranks ranks,
+      int64_t rank,
+      int64_t id,
+      Identity identity,
+      std::chrono::milliseconds timeout)
+      : Communicator(rank, std::ssize(*ranks), std::move(identity)),
         engine_(std::move(engine)),
         ranks_(std::move(ranks)),
-        id_(id) {}
+        id_(id),
+        timeout_(timeout) {}
 
   std::string backend() const override { return "mpi"; }
 
@@ -33,6 +38,7 @@ class MpiCommunicator final : public Communicator {
   // run into the time limit, and the error names the operation and who is missing.
   static constexpr int kKindBits = 4;
   static constexpr int kCountBits = 5;
+  static constexpr int64_t kMostIds = int64_t{1} << (31 - kKindBits - kCountBits);
   int tag(Collective kind, int64_t count) const {
     return static_cast<int>(
         (id_ << kKindBits | static_cast<int64_t>(kind)) << kCountBits |
@@ -46,7 +52,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   Work submit(std::shared_ptr<Operation> operation) {
-    return engine_->submit(static_cast<int>(id_), std::move(operation));
+    return engine_->submit(static_cast<int>(id_), std::move(operation), timeout_);
   }
 
   Work do_all_gather(std::span<const Transfer> transfers, OnStream) override {
@@ -55,13 +61,11 @@ class MpiCommunicator final : public Communicator {
 
   Work do_reduce_scatter(
       std::span<const Transfer> transfers, Reduction reduction, OnStream) override {
-    for (const auto& transfer : transfers) check_dtype("reduce_scatter", transfer.input, reduction);
     return submit(make_reduce_scatter(
         scope("reduce_scatter"), members(Collective::reduce_scatter), transfers, reduction));
   }
 
   Work do_all_reduce(std::span<const at::Tensor> tensors, Reduction reduction, OnStream) override {
-    for (const auto& tensor : tensors) check_dtype("all_reduce", tensor, reduction);
     return submit(
         make_all_reduce(scope("all_reduce"), members(Collective::all_reduce), tensors, reduction));
   }
@@ -85,13 +89,14 @@ class MpiCommunicator final : public Communicator {
   Work do_send(at::Tensor tensor, int64_t peer, OnStream) override {
     return engine_->submit(
         Engine::kNoLane,
-        make_send(scope("send"), members(Collective::send), std::move(tensor), peer));
+        make_send(scope("send"), members(Collective::send), std::move(tensor), peer), timeout_);
   }
 
   Work do_receive(at::Tensor tensor, int64_t peer, OnStream) override {
     return engine_->submit(
         Engine::kNoLane,
-        make_receive(scope("receive"), members(Collective::receive), std::move(tensor), peer));
+        make_receive(scope("receive"), members(Collective::receive), std::move(tensor), peer),
+        timeout_);
   }
 
   Work do_barrier() override {
@@ -100,8 +105,7 @@ class MpiCommunicator final : public Communicator {
 
   /// Ranks agree on the child's number (the least that none of them uses) and check that those of a
   /// group passed the same list.
-  std::shared_ptr<Communicator> do_split(
-      std::vector<int64_t> group, std::string child_name) override {
+  std::shared_ptr<Communicator> do_split(std::vector<int64_t> group, Identity child) override {
     const auto hash = static_cast<int64_t>(c10::get_hash(group));
     auto mine = at::tensor({engine_->next_id(), hash}, at::kLong);
     auto all = at::empty({size(), 2}, at::kLong);
@@ -112,39 +116,40 @@ class MpiCommunicator final : public Communicator {
     for (const int64_t member : group) {
       TORCH_CHECK_VALUE(
           said[member][1] == hash, scope("split"), "rank ", member, " passed another list for '",
-          child_name, "' than this rank's [", c10::Join(", ", group), "]");
+          child.name, "' than this rank's [", c10::Join(", ", group), "]");
     }
+    TORCH_CHECK(
+        id < kMostIds, scope("split"), "all ", kMostIds, " numbers of communicators are used");
     engine_->take_id(id);
     auto world_ranks = std::make_shared<std::vector<int64_t>>();
     for (const int64_t member : group)
       world_ranks->push_back((*ranks_)[static_cast<size_t>(member)]);
     const auto place = std::find(group.begin(), group.end(), rank()) - group.begin();
     return std::make_shared<MpiCommunicator>(
-        engine_, std::move(world_ranks), place, id, std::move(child_name));
+        engine_, std::move(world_ranks), place, id, std::move(child), timeout_);
   }
 
   c10::DeviceType device_type() const override { return c10::kCPU; }
 
-  void check_dtype(const char* operation, const at::Tensor& tensor, Reduction reduction) const {
-    TORCH_CHECK_VALUE(
-        can_join(tensor.scalar_type(), reduction), scope(operation), tensor.scalar_type(),
-        " can't be reduced like that: integers have sum and max; floating point of 16 bits ",
-        "or more has all");
-  }
-
   std::shared_ptr<Engine> engine_;
   Ranks ranks_;  // of the world
   int64_t id_;
+  std::chrono::milliseconds timeout_;
   int64_t count_ = 0;
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> mpi_communicator(std::shared_ptr<Engine> engine) {
-  auto ranks = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(engine->size()));
-  std::iota(ranks->begin(), ranks->end(), int64_t{0});
+std::shared_ptr<Communicator> mpi_communicator(
+    std::shared_ptr<Engine> engine, std::chrono::milliseconds timeout) {
+  std::vector<int64_t> all(static_cast<size_t>(engine->size()));
+  std::iota(all.begin(), all.end(), int64_t{0});
   const int64_t rank = engine->rank();
-  return std::make_shared<MpiCommunicator>(std::move(engine), std::move(ranks), rank, 1, "world");
+  // The number 1 serves only to agree on the number of each world that the process opens.
+  auto ranks = std::make_shared<const std::vector<int64_t>>(all);
+  MpiCommunicator root(
+      std::move(engine), std::move(ranks), rank, 1, {"start", "start", rank}, timeout);
+  return root.split(std::move(all), "world");
 }
 
 }  // namespace sherd

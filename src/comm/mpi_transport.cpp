@@ -34,7 +34,9 @@ class MpiRequest final : public Transport::Request {
   /// `expected`: bytes that a receive must bring, or kAnyLength.
   explicit MpiRequest(int64_t expected) : expected_(expected) {}
   ~MpiRequest() override {
-    if (handle != MPI_REQUEST_NULL) MPI_Request_free(&handle);
+    if (handle == MPI_REQUEST_NULL) return;
+    MPI_Cancel(&handle);
+    MPI_Request_free(&handle);
   }
   MpiRequest(const MpiRequest&) = delete;
   MpiRequest& operator=(const MpiRequest&) = delete;

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/hash.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -102,9 +106,9 @@ class NcclCommunicator final : public Communicator {
       c10::intrusive_ptr<c10d::Store> store,
       c10::Device device,
       WorldOptions options,
-      std::string name,
+      Identity identity,
       bool borrowed = false)
-      : Communicator(group->getRank(), group->getSize(), std::move(name)),
+      : Communicator(group->getRank(), group->getSize(), std::move(identity)),
         group_(std::move(group)),
         store_(std::move(store)),
         device_(device),
@@ -136,6 +140,7 @@ class NcclCommunicator final : public Communicator {
   /// itself.
   template <class Issue>
   Work run(const char* operation, OnStream given, Issue issue) {
+    watch_->check();
     const c10::cuda::CUDAGuard device_guard(device_);
     const StreamScope scope_of_stream(given, stream_);
     try {
@@ -144,7 +149,7 @@ class NcclCommunicator final : public Communicator {
       TORCH_CHECK_WITH(DistBackendError, false, scope(operation), error.what());
     }
     return Work(stream_work(
-        scope_of_stream.stream(), scope(operation), options_.operation_timeout, keeper_));
+        scope_of_stream.stream(), scope(operation), watch_, options_.operation_timeout));
   }
 
   Work do_all_gather(std::span<const Transfer> transfers, OnStream stream) override {
@@ -162,7 +167,7 @@ class NcclCommunicator final : public Communicator {
 
   Work do_reduce_scatter(
       std::span<const Transfer> transfers, Reduction reduction, OnStream stream) override {
-    for (const auto& transfer : transfers) check_dtype("reduce_scatter", transfer.input, reduction);
+    for (const auto& transfer : transfers) check_dtype("reduce_scatter", transfer.input);
     return run("reduce_scatter", stream, [&] {
       c10d::ReduceScatterOptions options;
       options.asyncOp = false;
@@ -180,7 +185,7 @@ class NcclCommunicator final : public Communicator {
 
   Work do_all_reduce(
       std::span<const at::Tensor> tensors, Reduction reduction, OnStream stream) override {
-    for (const auto& tensor : tensors) check_dtype("all_reduce", tensor, reduction);
+    for (const auto& tensor : tensors) check_dtype("all_reduce", tensor);
     return run("all_reduce", stream, [&] {
       std::vector<at::Tensor> all;
       for (const auto& tensor : tensors) {
@@ -254,17 +259,33 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  std::shared_ptr<Communicator> do_split(std::vector<int64_t> ranks, std::string name) override {
+  std::shared_ptr<Communicator> do_split(std::vector<int64_t> ranks, Identity child) override {
+    check_lists(ranks, child.name);
     // Every rank is in exactly one of the lists, so all call ncclCommSplit together, each with the
     // colour of its list.
     const std::vector<int> members(ranks.begin(), ranks.end());
     auto store = c10::make_intrusive<c10d::PrefixStore>(
-        c10::str(name, "/", splits_++, "/", ranks.front()), store_);
-    auto child = group_->split(store, members, group_options(options_, name));
-    auto group = c10::dynamic_intrusive_pointer_cast<Group>(child);
-    TORCH_CHECK(group.defined(), scope("split"), "c10d returned no group for '", name, "'");
+        c10::str(child.name, "/", splits_++, "/", ranks.front()), store_);
+    auto made = group_->split(store, members, group_options(options_, child.name));
+    auto group = c10::dynamic_intrusive_pointer_cast<Group>(made);
+    TORCH_CHECK(group.defined(), scope("split"), "c10d returned no group for '", child.name, "'");
     return std::make_shared<NcclCommunicator>(
-        std::move(group), store, device_, options_, std::move(name));
+        std::move(group), store, device_, options_, std::move(child));
+  }
+
+  /// NCCL would wait for ever if ranks of one group passed different lists.
+  void check_lists(const std::vector<int64_t>& ranks, const std::string& name) {
+    const auto hash = static_cast<int64_t>(c10::get_hash(ranks));
+    const auto on_device = at::TensorOptions().dtype(at::kLong).device(device_);
+    auto mine = at::full({1}, hash, on_device);
+    auto all = at::empty({size()}, on_device);
+    all_gather(all, mine).synchronize();
+    const auto said = all.cpu();
+    for (const int64_t member : ranks) {
+      TORCH_CHECK_VALUE(
+          said[member].item<int64_t>() == hash, scope("split"), "rank ", member,
+          " passed another list for '", name, "' than this rank's [", c10::Join(", ", ranks), "]");
+    }
   }
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
@@ -299,14 +320,10 @@ class NcclCommunicator final : public Communicator {
     for (const auto& tensor : tensors) tensor.mul_(reduction.factor);
   }
 
-  void check_dtype(const char* operation, const at::Tensor& tensor, Reduction reduction) const {
-    const auto kind = reduction.kind;
-    const bool scales = kind == Reduction::Kind::mean || kind == Reduction::Kind::scaled_sum;
+  void check_dtype(const char* operation, const at::Tensor& tensor) const {
     TORCH_CHECK_VALUE(
-        nccl_knows(tensor.scalar_type()) && (tensor.is_floating_point() || !scales),
-        scope(operation), tensor.scalar_type(),
-        " can't be reduced like that: integers of 8, 32 and 64 bits have sum ",
-        "and max; floating point of 16 bits or more has all");
+        nccl_knows(tensor.scalar_type()), scope(operation), "NCCL can't reduce ",
+        tensor.scalar_type(), ": of the integers it knows those of 8, 32 and 64 bits");
   }
 
   c10::intrusive_ptr<Group> group_;
@@ -315,6 +332,7 @@ class NcclCommunicator final : public Communicator {
   WorldOptions options_;
   bool borrowed_;  // the group is the caller's, and so is closing it
   std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_);
+  std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(keeper_);
   c10::Stream stream_;
   at::Tensor token_;  // what a barrier reduces
   int64_t splits_ = 0;
@@ -335,7 +353,8 @@ std::shared_ptr<Communicator> nccl_communicator(
       prefixed, static_cast<int>(rank), static_cast<int>(size), group_options(options, "world"));
   group->setBoundDeviceId(device);
   group->eagerConnectSingleDevice(device);  // splitting needs a live communicator
-  return std::make_shared<NcclCommunicator>(std::move(group), prefixed, device, options, "world");
+  return std::make_shared<NcclCommunicator>(
+      std::move(group), prefixed, device, options, Communicator::Identity{"world", "world", rank});
 }
 
 std::shared_ptr<Communicator> nccl_communicator(
@@ -343,13 +362,18 @@ std::shared_ptr<Communicator> nccl_communicator(
   auto nccl = c10::dynamic_intrusive_pointer_cast<Group>(group->getBackend(c10::kCUDA));
   TORCH_CHECK_VALUE(nccl.defined(), "[comm.nccl] the process group's CUDA backend is not nccl");
   const c10::cuda::CUDAGuard guard(device);
+  Communicator::Identity identity{"world", "world", nccl->getRank()};
   nccl->eagerConnectSingleDevice(device);
   return std::make_shared<NcclCommunicator>(
-      std::move(nccl), group->getStore(), device, options, "world", /*borrowed=*/true);
+      std::move(nccl), group->getStore(), device, options, std::move(identity), /*borrowed=*/true);
 }
 
 int64_t gpu_count() {
   return c10::cuda::device_count();
+}
+
+c10::Device current_gpu() {
+  return {c10::kCUDA, c10::cuda::current_device()};
 }
 
 std::string cuda_version() {

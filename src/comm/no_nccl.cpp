@@ -28,6 +28,9 @@ std::shared_ptr<Communicator> nccl_communicator(
 int64_t gpu_count() {
   return 0;
 }
+c10::Device current_gpu() {
+  refuse();
+}
 std::string cuda_version() {
   return "none (a CPU build)";
 }
@@ -36,10 +39,17 @@ c10::Stream communication_stream(c10::Device, bool) {
   refuse();
 }
 
-std::shared_ptr<Work::State> stream_work(
-    c10::Stream, std::string, std::chrono::milliseconds, std::function<void()>) {
+c10::Stream current_stream(c10::Device) {
   refuse();
 }
+
+std::shared_ptr<Work::State> stream_work(
+    c10::Stream, std::string, std::shared_ptr<StreamWatch>, std::chrono::milliseconds) {
+  refuse();
+}
+
+// Nothing makes one here, but a shared pointer to it must know how it ends.
+StreamWatch::~StreamWatch() = default;
 
 StreamScope::StreamScope(Communicator::OnStream, c10::Stream own) : stream_(own), previous_(own) {
   refuse();

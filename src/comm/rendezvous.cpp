@@ -22,12 +22,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::string arrival(int64_t rank) {
-  return c10::str("sherd/arrived/", rank);
+  return c10::str("arrived/", rank);
 }
-constexpr const char* kSize = "sherd/size";
-constexpr const char* kDispute = "sherd/dispute";
-constexpr const char* kVerdict = "sherd/verdict";
-constexpr const char* kHeard = "sherd/heard";
+constexpr const char* kSize = "size";
+constexpr const char* kDispute = "dispute";
+constexpr const char* kVerdict = "verdict";
+constexpr const char* kHeard = "heard";
 constexpr auto kPause = std::chrono::milliseconds(20);
 
 std::vector<uint8_t> bytes(const std::string& text) {
@@ -39,25 +39,6 @@ std::string text(const std::vector<uint8_t>& data) {
 
 std::string listed(const std::vector<int64_t>& ranks) {
   return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
-}
-
-c10::intrusive_ptr<c10d::Store> open_store(
-    const Launch& launch, std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(launch.port);
-  options.isServer = launch.rank == 0 && !launch.launcher_has_store;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(launch.host, options);
-  } catch (const std::exception& error) {
-    TORCH_CHECK_WITH(
-        DistBackendError, false, "[comm.world] rank ", launch.rank, " of ", launch.size,
-        ", start: ",
-        options.isServer ? "can't serve the store at "
-                         : "rank 0 has not arrived: no store answers at ",
-        launch.host, ":", launch.port, " (", error.what(), ")");
-  }
 }
 
 /// Rank 0 watches who arrives, and decides for all: empty when all is well, else what is wrong.
@@ -117,15 +98,31 @@ std::string follow(c10d::Store& store, const Launch& launch, std::chrono::millis
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> meet(const Launch& launch, std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
-  auto store = open_store(launch, timeout);
-  const auto wrong =
-      launch.rank == 0 ? lead(*store, launch, deadline) : follow(*store, launch, timeout);
+c10::intrusive_ptr<c10d::Store> open_store(
+    const Launch& launch, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(launch.port);
+  options.isServer = launch.rank == 0 && !launch.launcher_has_store;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(launch.host, options);
+  } catch (const std::exception& error) {
+    TORCH_CHECK_WITH(
+        DistBackendError, false, "[comm.world] rank ", launch.rank, " of ", launch.size,
+        ", start: ",
+        options.isServer ? "can't serve the store at "
+                         : "rank 0 has not arrived: no store answers at ",
+        launch.host, ":", launch.port, " (", error.what(), ")");
+  }
+}
+
+void meet(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout) {
+  const auto wrong = launch.rank == 0 ? lead(store, launch, Clock::now() + timeout)
+                                      : follow(store, launch, timeout);
   TORCH_CHECK_WITH(
       DistBackendError, wrong.empty(), "[comm.world] rank ", launch.rank, " of ", launch.size,
       ", start: ", wrong, " (the limit is ", in_seconds(timeout), ")");
-  return store;
 }
 
 c10::intrusive_ptr<c10d::Store> lone_store() {

@@ -12,9 +12,13 @@
 namespace sherd {
 
 /// The store at which the ranks of a launcher without MPI meet: a TCPStore of the launcher's own or
-/// of rank 0. Returns when all have arrived and say the same size. When the time is up, or ranks
-/// disagree, every rank that came throws, naming who is missing or who says what.
-c10::intrusive_ptr<c10d::Store> meet(const Launch& launch, std::chrono::milliseconds timeout);
+/// of rank 0. Throws if none answers in time.
+c10::intrusive_ptr<c10d::Store> open_store(const Launch& launch, std::chrono::milliseconds timeout);
+
+/// Returns when all ranks have arrived at the store and say the same size. When the time is up, or
+/// ranks disagree, every rank that came throws, naming who is missing or who says what. A store's
+/// keys serve one meeting.
+void meet(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout);
 
 /// For a process alone.
 c10::intrusive_ptr<c10d::Store> lone_store();

@@ -3,74 +3,134 @@
 #include "comm/time_text.h"
 
 #include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <thread>
 
 namespace sherd {
-namespace {
-
-constexpr auto kLook = std::chrono::milliseconds(100);  // how often the keeper is asked
+/// One open work: its end, and until when it may take.
+struct StreamWatch::Entry {
+  at::cuda::CUDAEvent end;
+  std::string scope;
+  std::chrono::milliseconds timeout{};
+  std::chrono::steady_clock::time_point deadline;
+};
 
 class StreamWork final : public Work::State {
  public:
   StreamWork(
       c10::Stream stream,
       std::string scope,
-      std::chrono::milliseconds timeout,
-      std::shared_ptr<StreamKeeper> keeper)
-      : stream_(stream), scope_(std::move(scope)), timeout_(timeout), keeper_(std::move(keeper)) {
-    end_.record(c10::cuda::CUDAStream(stream));
+      std::shared_ptr<StreamWatch> watch,
+      std::chrono::milliseconds timeout)
+      : stream_(stream), entry_(std::make_shared<StreamWatch::Entry>()), watch_(std::move(watch)) {
+    entry_->end.record(c10::cuda::CUDAStream(stream));
+    if (!watch_) return;
+    entry_->scope = std::move(scope);
+    entry_->timeout = timeout;
+    entry_->deadline = std::chrono::steady_clock::now() + timeout;
+    // What is being captured into a graph does not run now; its event can't be asked.
+    const auto capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx();
+    if (capturing == c10::cuda::CaptureStatus::None) watch_->add(entry_);
   }
 
   void wait() override {
+    if (watch_) watch_->check();
     const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
-    if (current.unwrap() != stream_) end_.block(current);
+    if (current.unwrap() != stream_) entry_->end.block(current);
   }
 
   void synchronize() override {
-    using Clock = std::chrono::steady_clock;
-    const auto deadline = Clock::now() + timeout_;
-    auto look = Clock::now() + kLook;
-    while (!end_.query()) {
-      if (Clock::now() > deadline) {
-        fail(c10::str("not done after ", in_seconds(timeout_), ": a rank does not take part"));
-      }
-      if (keeper_ && Clock::now() > look) {
-        if (const auto failure = keeper_->failure(); !failure.empty()) fail(failure);
-        look = Clock::now() + kLook;
-      }
-      std::this_thread::yield();
-    }
+    while (!entry_->end.query() && !(watch_ && watch_->has_failed())) std::this_thread::yield();
+    if (watch_) watch_->check();
   }
 
-  bool done() override { return end_.query(); }
+  bool done() override {
+    if (watch_) watch_->check();
+    return entry_->end.query();
+  }
 
  private:
-  [[noreturn]] void fail(const std::string& what) {
-    if (keeper_) keeper_->give_up();
-    C10_THROW_ERROR(DistBackendError, scope_ + what);
-  }
-
   c10::Stream stream_;
-  std::string scope_;
-  std::chrono::milliseconds timeout_;
-  std::shared_ptr<StreamKeeper> keeper_;
-  at::cuda::CUDAEvent end_;
+  std::shared_ptr<StreamWatch::Entry> entry_;
+  std::shared_ptr<StreamWatch> watch_;
 };
 
-}  // namespace
+StreamWatch::StreamWatch(std::shared_ptr<StreamKeeper> keeper) : keeper_(std::move(keeper)) {
+  thread_ = std::thread([this] { run(); });
+}
+
+StreamWatch::~StreamWatch() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void StreamWatch::check() const {
+  if (!has_failed()) return;
+  std::lock_guard lock(mutex_);
+  C10_THROW_ERROR(DistBackendError, error_);
+}
+
+void StreamWatch::add(std::shared_ptr<Entry> entry) {
+  std::lock_guard lock(mutex_);
+  open_.push_back(std::move(entry));
+}
+
+void StreamWatch::run() {
+  // Asking for an event must not spoil a capture that another thread is making.
+  auto mode = cudaStreamCaptureModeRelaxed;
+  C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&mode));
+  constexpr auto kPause = std::chrono::milliseconds(50);
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kPause, [&] { return stopping_; })) {
+    if (!failed_) look();
+    if (!error_.empty() && !failed_) {
+      failed_.store(true, std::memory_order_release);
+      lock.unlock();
+      keeper_->give_up();
+      lock.lock();
+    }
+  }
+}
+
+/// Forgets what is done; notes what is wrong.
+void StreamWatch::look() {
+  try {
+    while (!open_.empty() && open_.front()->end.query()) open_.pop_front();
+    if (open_.empty()) return;
+    const auto& oldest = *open_.front();
+    if (const auto failure = keeper_->failure(); !failure.empty()) {
+      error_ = oldest.scope + failure;
+    } else if (std::chrono::steady_clock::now() > oldest.deadline) {
+      error_ = c10::str(
+          oldest.scope, "not done after ", in_seconds(oldest.timeout),
+          ": a rank does not take part");
+    }
+  } catch (const std::exception& error) {
+    error_ = error.what();
+  }
+}
 
 c10::Stream communication_stream(c10::Device device, bool high_priority) {
   return c10::cuda::getStreamFromPool(high_priority, device.index());
 }
 
+c10::Stream current_stream(c10::Device device) {
+  return c10::cuda::getCurrentCUDAStream(device.index()).unwrap();
+}
+
 std::shared_ptr<Work::State> stream_work(
     c10::Stream stream,
     std::string scope,
-    std::chrono::milliseconds timeout,
-    std::shared_ptr<StreamKeeper> keeper) {
-  return std::make_shared<StreamWork>(stream, std::move(scope), timeout, std::move(keeper));
+    std::shared_ptr<StreamWatch> watch,
+    std::chrono::milliseconds timeout) {
+  return std::make_shared<StreamWork>(stream, std::move(scope), std::move(watch), timeout);
 }
 
 StreamScope::StreamScope(Communicator::OnStream given, c10::Stream own)

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <mutex>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -36,6 +37,20 @@ std::shared_ptr<Engine> engine_of_process(const Launch& launch, const WorldOptio
     shared = engine;
   }
   return engine;
+}
+
+/// The ranks of a launcher without MPI meet at one store per process; each world has its own keys
+/// there.
+c10::intrusive_ptr<c10d::Store> meet_in_process(const Launch& launch, const WorldOptions& options) {
+  static std::mutex mutex;
+  static int64_t worlds = 0;
+  // Never closed: its server may have to answer other ranks until the process ends.
+  static auto& store = *new c10::intrusive_ptr<c10d::Store>();
+  std::lock_guard lock(mutex);
+  if (!store.defined()) store = open_store(launch, options.start_timeout);
+  auto keys = c10::make_intrusive<c10d::PrefixStore>(c10::str("sherd/", worlds++), store);
+  meet(*keys, launch, options.start_timeout);
+  return keys;
 }
 
 c10::Device device_of(Backend backend, const Launch& launch) {
@@ -79,7 +94,7 @@ World World::from_environment(const WorldOptions& options) {
   state->device = device_of(backend, launch);
   if (backend == Backend::mpi || launch.has_mpi) {
     state->engine = engine_of_process(launch, options);
-    state->communicator = mpi_communicator(state->engine);
+    state->communicator = mpi_communicator(state->engine, options.operation_timeout);
   }
   if (backend == Backend::nccl) {
     c10::intrusive_ptr<c10d::Store> store;
@@ -88,7 +103,7 @@ World World::from_environment(const WorldOptions& options) {
     } else if (launch.has_mpi) {
       store = shared_store(*state->communicator, options.start_timeout);
     } else {
-      store = meet(launch, options.start_timeout);
+      store = meet_in_process(launch, options);
     }
     state->communicator =
         nccl_communicator(std::move(store), launch.rank, launch.size, state->device, options);
@@ -106,15 +121,14 @@ World World::emulated(const Emulation& emulation) {
 
 World World::over(c10::intrusive_ptr<c10d::ProcessGroup> group, const WorldOptions& options) {
   TORCH_CHECK_VALUE(group.defined(), "[comm.world] the process group is undefined");
-  const int64_t gpus = gpu_count();
   TORCH_CHECK_VALUE(
-      gpus > 0, "[comm.world] a process group is used over nccl, but this process sees no GPU");
-  const auto launch = launch_from_environment();
+      gpu_count() > 0,
+      "[comm.world] a process group is used over nccl, but this process sees no GPU");
   auto state = std::make_shared<State>();
   state->launcher = Launcher::caller;
-  state->local_rank = launch.local_rank;
-  state->local_size = launch.local_size;
-  state->device = device_of(Backend::nccl, launch);
+  state->device = group->getBoundDeviceId().value_or(current_gpu());
+  state->local_rank = state->device.index();
+  state->local_size = gpu_count();
   state->communicator = nccl_communicator(std::move(group), state->device, options);
   return World(std::move(state));
 }

@@ -34,6 +34,14 @@ void check(const ParameterSpec& parameter) {
   require(product(parameter.shape) >= 0, "parameter '", parameter.name, "' has over 2^62 elements");
 }
 
+int64_t granule_of(const ParameterSpec& parameter) {
+  try {
+    return parameter.granule.elements(parameter.shape);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(text(error.what(), " (parameter '", parameter.name, "')"));
+  }
+}
+
 /// Elements that a layout may need at the most; refuses what would not fit in 63 bits.
 void check_total(std::span<const PackItem> items, int64_t shards, int64_t alignment) {
   double total = 0;  // an estimate from above is enough
@@ -55,7 +63,8 @@ int64_t Granule::elements(std::span<const int64_t> shape) const {
   int64_t result = 0;
   require(
       unit >= 0 && !__builtin_mul_overflow(count_, std::max<int64_t>(unit, 1), &result),
-      "a granule of ", count_, " rows has over 2^62 elements");
+      "a granule of ", count_, kind_ == Kind::rows ? " rows" : " elements",
+      " is over 2^62 elements");
   require(result >= 1, "a granule has at least one element, not ", result);
   return result;
 }
@@ -78,8 +87,10 @@ Layout Layout::build(std::vector<ParameterSpec> parameters, const LayoutOptions&
     check(parameter);
     const int64_t index = std::ssize(layout.entries_);
     const int64_t numel = product(parameter.shape);
-    const int64_t asked = parameter.granule.elements(parameter.shape);
-    const int64_t granule = numel <= 1 ? 1 : asked;  // a scalar goes with any granule
+    // One that is no larger than its granule is never cut, so a smaller granule says the same; a
+    // scalar goes with any.
+    const int64_t asked = granule_of(parameter);
+    const int64_t granule = numel <= 1 ? 1 : std::min(asked, round_up(numel, layout.alignment_));
     layout.entries_.push_back({numel, 0, 0});
     (parameter.granule.is_whole() ? whole : cut).push_back({index, numel, granule});
   }

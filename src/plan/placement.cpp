@@ -15,6 +15,8 @@ void require(bool condition, const Args&... args) {
   if (!condition) throw std::invalid_argument(text("[plan.placement] ", args...));
 }
 
+constexpr int64_t kMostRanks = int64_t{1} << 30;
+
 constexpr std::array<std::pair<Strategy, const char*>, 4> kStrategies{{
     {Strategy::no_shard, "no_shard"},
     {Strategy::optim, "optim"},
@@ -103,8 +105,9 @@ Part part_of(
     const PerAxis<int64_t>& coordinates) {
   check_spreads(spreads);
   require(
-      axis_sizes.inner >= 1 && axis_sizes.outer >= 1, "axis sizes are ", axis_sizes.inner, " and ",
-      axis_sizes.outer, "; both must be at least 1");
+      axis_sizes.inner >= 1 && axis_sizes.outer >= 1 && axis_sizes.inner <= kMostRanks &&
+          axis_sizes.outer <= kMostRanks,
+      "axis sizes are ", axis_sizes.inner, " and ", axis_sizes.outer, "; both must be 1 to 2^30");
   require(
       coordinates.inner >= 0 && coordinates.inner < axis_sizes.inner && coordinates.outer >= 0 &&
           coordinates.outer < axis_sizes.outer,

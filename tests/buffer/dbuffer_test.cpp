@@ -7,12 +7,15 @@
 #include <memory>
 #include <optional>
 
+#include "buffer/busy_stream.h"
 #include "ranks/rank_world.h"
 
 namespace sherd {
 namespace {
 
+using testing::busy_stream;
 using testing::test_world;
+using testing::with_stream;
 using enum Spread;
 
 at::TensorOptions on_device(at::ScalarType dtype = at::kFloat) {
@@ -42,7 +45,7 @@ std::vector<ParameterSpec> parameters(bool one_segment) {
 
 std::shared_ptr<const Layout> make_layout(bool one_segment) {
   return std::make_shared<Layout>(
-      Layout::build(parameters(one_segment), {.shards = test_world().size(), .element_size = 4}));
+      Layout::build(parameters(one_segment), {.shards = test_world().size(), .element_size = 2}));
 }
 
 DBuffer blank(
@@ -188,6 +191,21 @@ TEST_P(DBufferTest, StillScalesOnAnAxisOfOneRank) {
   fill(source, 0);
   source.redistribute(target, {.reduction = Reduction::scaled_sum(3)}).synchronize();
   expect_values(target, 3, 0);
+}
+
+TEST_P(DBufferTest, RunsWhollyOnTheGivenStream) {
+  // On CPU streams mean nothing, and the values must be right all the same.
+  auto source = blank(layout, {partial, replicate});
+  auto joined = blank(layout, {replicate, replicate});
+  auto sliced = blank(layout, {shard, replicate});
+  RedistributeOptions options;
+  if (test_world().device().is_cuda()) options.stream = busy_stream(test_world().device());
+  with_stream(options.stream, [&] { fill(source, 0); });  // late, on that stream
+  source.redistribute(joined, options).wait();
+  joined.redistribute(sliced, options).synchronize();
+  const double inner = static_cast<double>(mesh().size("dp"));
+  expect_values(joined, inner, 0);
+  expect_values(sliced, inner, 0);
 }
 
 TEST_P(DBufferTest, CastsAndCountsWrites) {

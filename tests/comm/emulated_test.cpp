@@ -48,6 +48,9 @@ TEST(Emulated, TakesTheTimeOfTheDescribedNetwork) {
   EXPECT_GT(waited, expected * 0.7);
   EXPECT_LT(waited, expected * 1.5);
   EXPECT_TRUE(work.done());
+  // One that was opened for a purpose runs along the same axis.
+  const auto gathers = mesh.new_communicator("dp", "dp.gather");
+  EXPECT_GT(seconds_of([&] { gathers->all_gather(full, part).wait(); }), expected * 0.9);
   // Two operations of one communicator take turns.
   const double both = seconds_of([&] {
     comm.all_gather(full, part);

@@ -60,6 +60,23 @@ TEST(MpiReduction, KeepsANaNInAMaximum) {
   EXPECT_TRUE(std::isnan(tensor[1].item<float>()));
 }
 
+TEST(MpiReduction, TwoWorldsOfOneProcessKeepApart) {
+  const auto second = World::from_environment(
+      {.backend = Backend::mpi, .operation_timeout = std::chrono::seconds(20)});
+  auto& a = test_world().communicator();
+  auto& b = second.communicator();
+  auto in_a = at::full({1000}, 1.0), in_b = at::full({1000}, 10.0);
+  // Each rank uses them in another order.
+  Work work_a, work_b;
+  if (a.rank() % 2 == 0) work_a = a.all_reduce(in_a, Reduction::sum());
+  work_b = b.all_reduce(in_b, Reduction::sum());
+  if (a.rank() % 2 == 1) work_a = a.all_reduce(in_a, Reduction::sum());
+  work_a.wait();
+  work_b.wait();
+  EXPECT_EQ(in_a[0].item<float>(), static_cast<float>(a.size()));
+  EXPECT_EQ(in_b[0].item<float>(), static_cast<float>(10 * a.size()));
+}
+
 TEST(MpiReduction, SendsAndReceivesMayCross) {
   auto& comm = test_world().communicator();
   if (comm.size() == 1) {

@@ -2,6 +2,7 @@
 // One rank of the runs that failures_test.py starts: rank_program MODE [PATIENCE_MS].
 #include <ATen/ATen.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -64,12 +65,23 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
   } else if (mode == "calls") {
     if (odd_one) comm.broadcast(values(world, 10), 0).wait();
     all_reduce(world, 10);
+  } else if (mode == "slow_end") {
+    if (odd_one) std::this_thread::sleep_for(12s);
+    if (odd_one) std::cout << "rank 1 is through" << std::endl;
   } else if (mode == "away") {
     if (odd_one) std::this_thread::sleep_for(patience + 2s);
     all_reduce(world, 100'000);
   } else {
     throw std::invalid_argument("unknown mode " + mode);
   }
+}
+
+int report(const std::string& what) {
+  // In one piece, or mpirun mixes the ranks' lines.
+  const auto line = "caught: " + what + "\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  std::this_thread::sleep_for(2s);  // mpirun ends the others when the first is gone: let them speak
+  return 1;
 }
 
 }  // namespace
@@ -79,11 +91,9 @@ int main(int argc, char** argv) {
   try {
     run(mode, std::chrono::milliseconds(argc > 2 ? std::stoi(argv[2]) : 60'000));
   } catch (const c10::Error& error) {
-    std::cerr << "caught: " << error.what_without_backtrace() << std::endl;
-    return 1;
+    return report(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::cerr << "caught: " << error.what() << std::endl;
-    return 1;
+    return report(error.what());
   }
   return 0;
 }

@@ -47,7 +47,8 @@ std::vector<std::string> meet_all(const std::vector<Rank>& ranks, milliseconds t
       launch.host = "127.0.0.1";
       launch.port = port;
       try {
-        stores[i] = meet(launch, timeout);
+        stores[i] = open_store(launch, timeout);
+        meet(*stores[i], launch, timeout);
       } catch (const c10::Error& error) {
         said[i] = error.what_without_backtrace();
       }

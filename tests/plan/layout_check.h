@@ -40,8 +40,9 @@ class LayoutCheck {
     return layout_.parameters()[static_cast<size_t>(parameter)];
   }
   int64_t granule(int64_t parameter) const {
-    return layout_.numel(parameter) <= 1 ? 1
-                                         : spec(parameter).granule.elements(spec(parameter).shape);
+    const int64_t numel = layout_.numel(parameter);
+    if (numel <= 1) return 1;
+    return std::min(spec(parameter).granule.elements(spec(parameter).shape), aligned(numel));
   }
   int64_t aligned(int64_t size) const {
     return (size + layout_.alignment() - 1) / layout_.alignment() * layout_.alignment();

@@ -4,12 +4,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -46,7 +46,7 @@ World make_world() {
 class Watch : public ::testing::EmptyTestEventListener {
  public:
   explicit Watch(int64_t rank) : rank_(rank), limit_(number_from("SHERD_TEST_LIMIT", 90)) {
-    std::thread([this] { run(); }).detach();
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   }
   void OnTestStart(const ::testing::TestInfo& info) override {
     std::lock_guard lock(mutex_);
@@ -59,8 +59,8 @@ class Watch : public ::testing::EmptyTestEventListener {
   }
 
  private:
-  [[noreturn]] void run() {
-    while (true) {
+  void run(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
       std::lock_guard lock(mutex_);
       if (!name_.empty() &&
@@ -77,6 +77,7 @@ class Watch : public ::testing::EmptyTestEventListener {
   std::mutex mutex_;
   std::string name_;
   std::chrono::steady_clock::time_point begin_;
+  std::jthread thread_;  // last: ends before what it looks at
 };
 
 /// Of ranks other than 0: failures alone, with the rank.

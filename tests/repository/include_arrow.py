@@ -27,6 +27,8 @@ def mistakes(root, path):
         where = f"{relative}:{number}: {name}"
         if folder == "plan" and TORCH.match(name):
             yield f"{where}: plan knows nothing of torch"
+        if name.strip('<>"') == "sherd/sherd.h" and folder not in PUBLIC_ONLY:
+            yield f"{where}: that header includes every folder"
         target = name.strip('<>"').removeprefix("sherd/").split("/")[0]
         if target not in FOLDERS or folder is None:
             continue

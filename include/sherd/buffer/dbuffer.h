@@ -81,6 +81,7 @@ class SHERD_API DBuffer {
  private:
   struct Change;
   Change change_to(const DBuffer& target) const;
+  bool shares_axes_with(const DBuffer& other) const;
   Work move(const Change& change, DBuffer& target, const RedistributeOptions& options) const;
 
   std::shared_ptr<const Layout> layout_;

@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,7 +31,7 @@ class SHERD_API Work {
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   /// CPU: blocks until the result is there. CUDA: makes the current stream wait for it; the host
-  /// goes on. Throws what went wrong, on this rank or another.
+  /// goes on. Throws what has gone wrong, on this rank or another; on CUDA, what is known by then.
   void wait() {
     if (state_) state_->wait();
   }
@@ -69,14 +68,25 @@ class SHERD_API Communicator {
  public:
   using OnStream = std::optional<c10::Stream>;
 
+  /// What errors and the emulated network know it by.
+  struct Identity {
+    std::string name;
+    std::string axis;
+    int64_t world_rank = 0;
+  };
+
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
+  /// This rank's place in the world, which errors name.
+  int64_t world_rank() const { return identity_.world_rank; }
   /// The axis or purpose it serves; part of every error.
-  const std::string& name() const { return name_; }
+  const std::string& name() const { return identity_.name; }
+  /// The mesh axis that it runs along: its name, unless it was split off for a purpose.
+  const std::string& axis() const { return identity_.axis; }
   /// "mpi", "nccl" or "emulated".
   virtual std::string backend() const = 0;
 
@@ -110,11 +120,13 @@ class SHERD_API Communicator {
   /// A communicator among `ranks` (of this one, distinct; this rank is among them). All ranks call
   /// it at the same point, each with the list of its own group; the lists of a group must be equal.
   /// Blocks.
-  std::shared_ptr<Communicator> split(std::vector<int64_t> ranks, const std::string& name);
+  /// One thread at a time. `axis` is `name` if empty.
+  std::shared_ptr<Communicator> split(
+      std::vector<int64_t> ranks, const std::string& name, const std::string& axis = "");
 
  protected:
-  Communicator(int64_t rank, int64_t size, std::string name)
-      : rank_(rank), size_(size), name_(std::move(name)) {}
+  Communicator(int64_t rank, int64_t size, Identity identity)
+      : rank_(rank), size_(size), identity_(std::move(identity)) {}
 
   /// The prefix of an error: scope, rank, operation and communicator.
   std::string scope(const char* operation) const;
@@ -133,16 +145,17 @@ class SHERD_API Communicator {
   virtual Work do_send(at::Tensor tensor, int64_t peer, OnStream stream) = 0;
   virtual Work do_receive(at::Tensor tensor, int64_t peer, OnStream stream) = 0;
   virtual Work do_barrier() = 0;
-  virtual std::shared_ptr<Communicator> do_split(std::vector<int64_t> ranks, std::string name) = 0;
+  virtual std::shared_ptr<Communicator> do_split(std::vector<int64_t> ranks, Identity child) = 0;
   virtual c10::DeviceType device_type() const = 0;
 
   void check_tensor(const char* operation, const at::Tensor& tensor) const;
   void check_peer(const char* operation, int64_t peer) const;
+  void check_reduction(const char* operation, const at::Tensor& tensor, Reduction reduction) const;
   void check_transfer(const char* operation, const at::Tensor& full, const at::Tensor& part) const;
 
   int64_t rank_;
   int64_t size_;
-  std::string name_;
+  Identity identity_;
 };
 
 }  // namespace sherd

@@ -49,7 +49,9 @@ class SHERD_API World {
   static World from_environment(const WorldOptions& options = {});
   /// One rank of a world that isn't there; see Emulation.
   static World emulated(const Emulation& emulation);
-  /// Over a process group that the caller already has, with an nccl backend.
+  /// Over a process group that the caller already has, with an nccl backend, on the device it is
+  /// bound to (else the current one). Closing the group stays the caller's; if an operation fails
+  /// or takes too long, it is aborted. Its local ranks are those of the machine's GPUs.
   static World over(c10::intrusive_ptr<c10d::ProcessGroup> group, const WorldOptions& options = {});
 
   int64_t rank() const { return communicator().rank(); }
