@@ -27,7 +27,13 @@ if(SHERD_WITH_CUDA)
   # Libraries that torch's own need: found there at run time, but the linker wants to see them.
   target_link_options(sherd_torch INTERFACE
                       -Wl,-rpath-link,${SHERD_NVIDIA_DIR}/cu13/lib:${SHERD_NVIDIA_DIR}/nccl/lib)
-  target_link_libraries(sherd_torch INTERFACE ${SHERD_NVIDIA_DIR}/cu13/lib/libcudart.so.13)
+  target_link_libraries(sherd_torch INTERFACE ${SHERD_NVIDIA_DIR}/cu13/lib/libcudart.so.13
+                                              ${SHERD_NVIDIA_DIR}/nccl/lib/libnccl.so.2)
+  if(TARGET sherd_cuda)  # only where Sherd itself is built: its headers show nothing of CUDA
+    # The NCCL that torch uses, before one that the machine may have.
+    target_include_directories(sherd_cuda SYSTEM INTERFACE ${SHERD_NVIDIA_DIR}/nccl/include
+                                                           ${CUDAToolkit_INCLUDE_DIRS})
+  endif()
 endif()
 foreach(library IN LISTS libraries)
   # --no-as-needed: libtorch_cuda registers its operators when loaded; nothing refers to it by name.

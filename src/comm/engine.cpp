@@ -154,7 +154,8 @@ bool Engine::step(Active& active) {
 /// Looks for another rank's error.
 void Engine::check_peers() {
   if (size_ == 1) return;
-  auto& [operations, news, request, farewell, farewell_requests, transport] = *remains_;
+  auto& news = remains_->news;
+  auto& request = remains_->news_request;
   try {
     if (!request) request = transport_.receive_any(kControlTag, news.data(), kFarewell);
     if (request->test()) failure_ = std::string("another rank failed: ") + news.data();
@@ -223,7 +224,7 @@ void Engine::say_goodbye() {
     Active last{kNoLane, barrier, patience_};
     while (failure_.empty() && !step(last)) {
       check_peers();
-      sched_yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the others may be long at work
     }
     if (!failure_.empty()) return;
     remains_->operations.clear();

@@ -75,11 +75,14 @@ class GroupKeeper final : public StreamKeeper {
   explicit GroupKeeper(c10::intrusive_ptr<Group> group) : group_(std::move(group)) {}
 
   std::string failure() override {
-    switch (group_->getError()) {
-      case c10d::ErrorType::SUCCESS: return "";
-      case c10d::ErrorType::REMOTE_ERROR: return "another rank failed";
-      default: return "NCCL reports an error of this communicator";
-    }
+    if (given_up_) return "given up before";
+    // c10d learns of such errors too, but keeps them to its log.
+    auto* comm = reinterpret_cast<ncclComm_t>(group_->getCommPtr());
+    ncclResult_t state = ncclSuccess;
+    const auto asked = ncclCommGetAsyncError(comm, &state);
+    if (asked != ncclSuccess) state = asked;
+    if (state == ncclSuccess || state == ncclInProgress) return "";
+    return c10::str(ncclGetErrorString(state), " (", ncclGetLastError(comm), ")");
   }
 
   void give_up() override {
@@ -118,6 +121,7 @@ class NcclCommunicator final : public Communicator {
         token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
 
   ~NcclCommunicator() override {
+    watch_->stop();
     if (borrowed_ || keeper_->gave_up()) return;
     // A clean end waits for what is under way; with an exception on its way, peers may never join
     // it.

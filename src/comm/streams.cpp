@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/streams.h"
-#include "comm/time_text.h"
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAException.h>
@@ -9,7 +8,10 @@
 
 #include <thread>
 
+#include "comm/time_text.h"
+
 namespace sherd {
+
 /// One open work: its end, and until when it may take.
 struct StreamWatch::Entry {
   at::cuda::CUDAEvent end;
@@ -63,12 +65,16 @@ StreamWatch::StreamWatch(std::shared_ptr<StreamKeeper> keeper) : keeper_(std::mo
 }
 
 StreamWatch::~StreamWatch() {
+  stop();
+}
+
+void StreamWatch::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void StreamWatch::check() const {

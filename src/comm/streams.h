@@ -44,6 +44,8 @@ class StreamWatch {
   StreamWatch(const StreamWatch&) = delete;
   StreamWatch& operator=(const StreamWatch&) = delete;
 
+  /// Before the keeper closes what it keeps.
+  void stop();
   /// Throws the error, if there is one.
   void check() const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
+// The README's example, as a program of its own.
 #include <ATen/ATen.h>
 #include <sherd/sherd.h>
 
 #include <iostream>
 
 int main() {
-  const auto world = sherd::World::emulated({.rank = 1, .size = 4});
-  const sherd::Mesh mesh(world, {{"dp", 4}});
-  const auto layout = std::make_shared<sherd::Layout>(
-      sherd::Layout::build({{"weight", {6, 4}}, {"bias", {6}}}, {.shards = 4}));
-  const sherd::Spreads sharded{sherd::Spread::shard, sherd::Spread::replicate};
-  sherd::DBuffer shard(layout, sharded, mesh, {}, at::ones({layout->part_size(4)}));
-  sherd::DBuffer full(layout, {}, mesh, {}, at::zeros({layout->full_size()}));
-  shard.redistribute(full).wait();
-  std::cout << "weight sums to " << full.view(0).sum().item<float>() << '\n';
+  auto world = sherd::World::from_environment();  // mpirun, torchrun, srun, or alone
+  sherd::Mesh mesh(world, {{"dp", world.size()}});
+  auto layout = std::make_shared<sherd::Layout>(
+      sherd::Layout::build({{"weight", {4096, 1024}}, {"bias", {4096}}}, {.shards = world.size()}));
+  auto options = at::TensorOptions().device(world.device());
+  sherd::DBuffer shard(
+      layout, {sherd::Spread::shard}, mesh, {},
+      at::ones({layout->part_size(world.size())}, options));
+  sherd::DBuffer full(layout, {}, mesh, {}, at::empty({layout->full_size()}, options));
+  shard.redistribute(full).wait();  // an all-gather
+  auto weight = full.view(0);       // 4096 × 1024
+  if (world.rank() == 0) std::cout << "weight sums to " << weight.sum().item<int64_t>() << '\n';
   return 0;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <numeric>
 #include <sstream>
@@ -106,16 +107,11 @@ class LayoutCheck {
     if (layout_.padding() != layout_.full_size() - used) fail("padding is miscounted");
   }
 
-  /// 1, all shards, and one divisor in between.
-  std::vector<int64_t> part_counts() {
-    std::vector<int64_t> counts{1, layout_.shards()};
-    for (int64_t divisor = 2; divisor * divisor <= layout_.shards(); ++divisor) {
-      if (layout_.shards() % divisor == 0) {
-        counts.push_back(divisor);
-        break;
-      }
-    }
-    return counts;
+  /// 1, the smallest divisor beyond it, and all shards.
+  std::array<int64_t, 3> part_counts() const {
+    int64_t divisor = 2;
+    while (divisor * divisor <= layout_.shards() && layout_.shards() % divisor != 0) ++divisor;
+    return {1, layout_.shards() % divisor == 0 ? divisor : 1, layout_.shards()};
   }
 
   uint64_t random() {  // splitmix64

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs the build, then configures, builds and runs a project outside that finds it:
 #   consumer_test.sh CMAKE BUILD_FOLDER CONSUMER_SOURCE [CMAKE_ARGUMENTS]
+# RUN_RANKS and MPIRUN, if set, start it on two ranks as well.
 set -euo pipefail
 cmake=$1 build=$2 source=$3
 shift 3
@@ -10,9 +11,11 @@ rm -rf "$work"
 "$cmake" --install "$build" --prefix "$work/prefix" > "$work.log"
 "$cmake" -G Ninja -S "$source" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" "$@"
 "$cmake" --build "$work/build"
-output=$("$work/build/consumer")
-echo "$output"
-[ "$output" = "weight sums to 24" ]
+expected="weight sums to $((4096 * 1024))"
+[ "$("$work/build/consumer")" = "$expected" ]
+if [ -n "${MPIRUN:-}" ]; then
+  "$RUN_RANKS" "$MPIRUN" 2 "$work/build/consumer" | grep -F "$expected"
+fi
 # Only what is marked SHERD_API is exported: everything in namespace sherd that is not, is hidden.
 exported=$(nm -DC --defined-only "$work"/prefix/lib/libsherd.so | grep -c ' sherd::' || true)
 hidden=$(nm -DC --defined-only "$work"/prefix/lib/libsherd.so | grep -cE 'sherd::(Engine|JoinPart|PackItem)' || true)
