@@ -28,18 +28,20 @@ std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation);
 
 /// Among `size` GPUs that meet through a store. Throws with the remedy where the build has no CUDA.
 std::shared_ptr<Communicator> nccl_communicator(
-    c10::intrusive_ptr<c10d::Store> store,
+    const c10::intrusive_ptr<c10d::Store>& store,
     int64_t rank,
     int64_t size,
     c10::Device device,
     const WorldOptions& options);
 std::shared_ptr<Communicator> nccl_communicator(
-    c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device, const WorldOptions& options);
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    c10::Device device,
+    const WorldOptions& options);
+/// The one that a group is bound to, else the one that the calling thread has chosen.
+c10::Device device_of_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 /// How many GPUs this process may use; 0 without CUDA in the build or on the machine.
 int64_t gpu_count();
-/// The one that the calling thread has chosen.
-c10::Device current_gpu();
 /// The versions of CUDA and NCCL, or that there is none.
 std::string cuda_version();
 

@@ -3,6 +3,7 @@
 #include <mpi.h>
 
 #include <array>
+#include <atomic>
 #include <future>
 #include <string>
 #include <thread>
@@ -113,6 +114,7 @@ class MpiTransport final : public Transport {
   }
 
   void finish() override {
+    MPI_Comm_free(&comm_);
     if (owns_mpi_) MPI_Finalize();
   }
 
@@ -153,6 +155,11 @@ std::unique_ptr<Transport> start_mpi() {
 std::unique_ptr<Transport> mpi_transport(std::chrono::milliseconds timeout) {
   const auto launch = launch_from_environment();
   const Arrivals arrivals(launch);
+  static std::atomic<bool> under_way{false};
+  TORCH_CHECK(
+      !under_way.exchange(true), "[comm.mpi] rank ", launch.rank, " of ", launch.size,
+      ", start: an earlier start is still waiting for ranks that have not arrived; MPI can't be ",
+      "started again in this process");
   // MPI_Init waits for all ranks without a limit, so it runs on a thread of its own, which is left
   // behind when the time is up.
   std::promise<std::unique_ptr<Transport>> promise;
@@ -167,6 +174,7 @@ std::unique_ptr<Transport> mpi_transport(std::chrono::milliseconds timeout) {
   TORCH_CHECK(
       started.wait_for(timeout) == std::future_status::ready, "[comm.mpi] rank ", launch.rank,
       " of ", launch.size, ", start: after ", in_seconds(timeout), " ", arrivals.missing_text());
+  under_way = false;
   auto transport = started.get();
   TORCH_CHECK(
       transport->size() == launch.size && transport->rank() == launch.rank,

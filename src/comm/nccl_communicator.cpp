@@ -345,14 +345,14 @@ class NcclCommunicator final : public Communicator {
 }  // namespace
 
 std::shared_ptr<Communicator> nccl_communicator(
-    c10::intrusive_ptr<c10d::Store> store,
+    const c10::intrusive_ptr<c10d::Store>& store,
     int64_t rank,
     int64_t size,
     c10::Device device,
     const WorldOptions& options) {
   calm_watchers();
   const c10::cuda::CUDAGuard guard(device);
-  auto prefixed = c10::make_intrusive<c10d::PrefixStore>("sherd/nccl", std::move(store));
+  auto prefixed = c10::make_intrusive<c10d::PrefixStore>("sherd/nccl", store);
   auto group = c10::make_intrusive<Group>(
       prefixed, static_cast<int>(rank), static_cast<int>(size), group_options(options, "world"));
   group->setBoundDeviceId(device);
@@ -362,7 +362,9 @@ std::shared_ptr<Communicator> nccl_communicator(
 }
 
 std::shared_ptr<Communicator> nccl_communicator(
-    c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device, const WorldOptions& options) {
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    c10::Device device,
+    const WorldOptions& options) {
   auto nccl = c10::dynamic_intrusive_pointer_cast<Group>(group->getBackend(c10::kCUDA));
   TORCH_CHECK_VALUE(nccl.defined(), "[comm.nccl] the process group's CUDA backend is not nccl");
   const c10::cuda::CUDAGuard guard(device);
@@ -376,8 +378,13 @@ int64_t gpu_count() {
   return c10::cuda::device_count();
 }
 
-c10::Device current_gpu() {
-  return {c10::kCUDA, c10::cuda::current_device()};
+c10::Device device_of_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  TORCH_CHECK_VALUE(group.defined(), "[comm.world] the process group is undefined");
+  TORCH_CHECK_VALUE(
+      gpu_count() > 0,
+      "[comm.world] a process group is used over nccl, but this process sees no GPU");
+  const c10::Device current(c10::kCUDA, c10::cuda::current_device());
+  return group->getBoundDeviceId().value_or(current);
 }
 
 std::string cuda_version() {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/backends.h"
 #include "comm/streams.h"
@@ -16,19 +15,19 @@ namespace {
 }  // namespace
 
 std::shared_ptr<Communicator> nccl_communicator(
-    c10::intrusive_ptr<c10d::Store>, int64_t, int64_t, c10::Device, const WorldOptions&) {
+    const c10::intrusive_ptr<c10d::Store>&, int64_t, int64_t, c10::Device, const WorldOptions&) {
   refuse();
 }
 
 std::shared_ptr<Communicator> nccl_communicator(
-    c10::intrusive_ptr<c10d::ProcessGroup>, c10::Device, const WorldOptions&) {
+    const c10::intrusive_ptr<c10d::ProcessGroup>&, c10::Device, const WorldOptions&) {
   refuse();
 }
 
 int64_t gpu_count() {
   return 0;
 }
-c10::Device current_gpu() {
+c10::Device device_of_group(const c10::intrusive_ptr<c10d::ProcessGroup>&) {
   refuse();
 }
 std::string cuda_version() {

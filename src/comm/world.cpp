@@ -3,9 +3,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "comm/backends.h"
@@ -59,6 +59,11 @@ c10::Device device_of(Backend backend, const Launch& launch) {
   TORCH_CHECK_VALUE(
       gpus > 0, "[comm.world] the backend is nccl, but rank ", launch.rank,
       " sees no GPU: use a machine with one and a build with CUDA, or the backend mpi");
+  TORCH_CHECK_VALUE(
+      launch.local_size <= gpus || std::getenv("NCCL_HOSTID") != nullptr, "[comm.world] ",
+      launch.local_size, " ranks on this machine, but ", gpus, gpus == 1 ? " GPU" : " GPUs",
+      ": NCCL gives each rank one of its own. Start fewer ranks, or, ",
+      "to try things out, give each rank its own NCCL_HOSTID");
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank % gpus)};
 }
 
@@ -106,7 +111,7 @@ World World::from_environment(const WorldOptions& options) {
       store = meet_in_process(launch, options);
     }
     state->communicator =
-        nccl_communicator(std::move(store), launch.rank, launch.size, state->device, options);
+        nccl_communicator(store, launch.rank, launch.size, state->device, options);
   }
   return World(std::move(state));
 }
@@ -119,17 +124,14 @@ World World::emulated(const Emulation& emulation) {
   return World(std::move(state));
 }
 
-World World::over(c10::intrusive_ptr<c10d::ProcessGroup> group, const WorldOptions& options) {
-  TORCH_CHECK_VALUE(group.defined(), "[comm.world] the process group is undefined");
-  TORCH_CHECK_VALUE(
-      gpu_count() > 0,
-      "[comm.world] a process group is used over nccl, but this process sees no GPU");
+World World::over(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group, const WorldOptions& options) {
   auto state = std::make_shared<State>();
   state->launcher = Launcher::caller;
-  state->device = group->getBoundDeviceId().value_or(current_gpu());
+  state->device = device_of_group(group);
   state->local_rank = state->device.index();
   state->local_size = gpu_count();
-  state->communicator = nccl_communicator(std::move(group), state->device, options);
+  state->communicator = nccl_communicator(group, state->device, options);
   return World(std::move(state));
 }
 

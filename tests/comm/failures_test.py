@@ -98,7 +98,7 @@ class Failures(unittest.TestCase):
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_"))}
         environment.update(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2",
                            OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                           OPAL_PREFIX=os.path.dirname(os.path.dirname(MPIRUN)))
+                           OMPI_MCA_plm="isolated", OPAL_PREFIX=os.path.dirname(os.path.dirname(MPIRUN)))
         done = subprocess.run([PROGRAM, "hello", "10000"], env=environment, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertIn("the launcher says rank 1 of 2, the MPI library says rank 0 of 1", done.stderr)

@@ -7,6 +7,10 @@ shift 2
 if [ "$(id -u)" = 0 ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
+# To start ranks of this machine alone Open MPI needs no ssh, but it asks for one unless told so.
+if ! command -v ssh > /dev/null; then
+  export OMPI_MCA_plm=isolated
+fi
 # Several NCCL ranks share a GPU only if each calls itself another host; CPU ranks don't mind.
 exec "$mpirun" -n "$ranks" --oversubscribe --bind-to none --tag-output \
   bash -c 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"' rank "$@"

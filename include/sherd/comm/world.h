@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <cstdint>
@@ -52,7 +53,8 @@ class SHERD_API World {
   /// Over a process group that the caller already has, with an nccl backend, on the device it is
   /// bound to (else the current one). Closing the group stays the caller's; if an operation fails
   /// or takes too long, it is aborted. Its local ranks are those of the machine's GPUs.
-  static World over(c10::intrusive_ptr<c10d::ProcessGroup> group, const WorldOptions& options = {});
+  static World over(
+      const c10::intrusive_ptr<c10d::ProcessGroup>& group, const WorldOptions& options = {});
 
   int64_t rank() const { return communicator().rank(); }
   int64_t size() const { return communicator().size(); }
