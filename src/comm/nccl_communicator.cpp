@@ -10,45 +10,17 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <exception>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
 #include "comm/backends.h"
+#include "comm/nccl_group.h"
 #include "comm/streams.h"
 
 namespace sherd {
 namespace {
-
-using Group = c10d::ProcessGroupNCCL;
-
-constexpr auto kClosing = std::chrono::seconds(10);  // for closing or aborting a group
-
-/// c10d by default ends the process from a thread of its own when an operation fails or takes too
-/// long. Here errors are exceptions of the caller's thread, so both watchers are asked to leave it
-/// alone, unless the user has asked them for something.
-void calm_watchers() {
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
-  setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
-  // Peers connect when a communicator is made, not in its first collective: that call would block
-  // the host, with no limit, if a rank stayed away.
-  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
-  // It explains that sends and receives share the communicator; our header says so already.
-  setenv("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false", /*overwrite=*/0);
-}
-
-c10::intrusive_ptr<Group::Options> group_options(
-    const WorldOptions& options, const std::string& name) {
-  auto result = Group::Options::create(options.high_priority_stream);
-  result->timeout = std::chrono::hours(24 * 365);  // the limit is ours to keep: see StreamWork
-  result->group_name = name;
-  if (options.max_ctas > 0) result->config.maxCTAs = options.max_ctas;
-  return result;
-}
 
 bool nccl_knows(c10::ScalarType dtype) {
   switch (dtype) {
@@ -70,42 +42,10 @@ at::Tensor movable(const at::Tensor& tensor) {
   return nccl_knows(tensor.scalar_type()) ? flat : flat.view(at::kByte);
 }
 
-class GroupKeeper final : public StreamKeeper {
- public:
-  explicit GroupKeeper(c10::intrusive_ptr<Group> group) : group_(std::move(group)) {}
-
-  std::string failure() override {
-    if (given_up_) return "given up before";
-    // c10d learns of such errors too, but keeps them to its log.
-    auto* comm = reinterpret_cast<ncclComm_t>(group_->getCommPtr());
-    ncclResult_t state = ncclSuccess;
-    const auto asked = ncclCommGetAsyncError(comm, &state);
-    if (asked != ncclSuccess) state = asked;
-    if (state == ncclSuccess || state == ncclInProgress) return "";
-    return c10::str(ncclGetErrorString(state), " (", ncclGetLastError(comm), ")");
-  }
-
-  void give_up() override {
-    if (given_up_.exchange(true)) return;
-    group_->setTimeout(kClosing);
-    try {
-      group_->abort();
-    } catch (const std::exception&) {
-      // The error that made us give up is the one to report.
-    }
-  }
-
-  bool gave_up() const { return given_up_; }
-
- private:
-  c10::intrusive_ptr<Group> group_;
-  std::atomic<bool> given_up_{false};
-};
-
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(
-      c10::intrusive_ptr<Group> group,
+      c10::intrusive_ptr<NcclGroup> group,
       c10::intrusive_ptr<c10d::Store> store,
       c10::Device device,
       WorldOptions options,
@@ -271,7 +211,7 @@ class NcclCommunicator final : public Communicator {
     auto store = c10::make_intrusive<c10d::PrefixStore>(
         c10::str(child.name, "/", splits_++, "/", ranks.front()), store_);
     auto made = group_->split(store, members, group_options(options_, child.name));
-    auto group = c10::dynamic_intrusive_pointer_cast<Group>(made);
+    auto group = c10::dynamic_intrusive_pointer_cast<NcclGroup>(made);
     TORCH_CHECK(group.defined(), scope("split"), "c10d returned no group for '", child.name, "'");
     return std::make_shared<NcclCommunicator>(
         std::move(group), store, device_, options_, std::move(child));
@@ -330,7 +270,7 @@ class NcclCommunicator final : public Communicator {
         tensor.scalar_type(), ": of the integers it knows those of 8, 32 and 64 bits");
   }
 
-  c10::intrusive_ptr<Group> group_;
+  c10::intrusive_ptr<NcclGroup> group_;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::Device device_;
   WorldOptions options_;
@@ -353,7 +293,7 @@ std::shared_ptr<Communicator> nccl_communicator(
   calm_watchers();
   const c10::cuda::CUDAGuard guard(device);
   auto prefixed = c10::make_intrusive<c10d::PrefixStore>("sherd/nccl", store);
-  auto group = c10::make_intrusive<Group>(
+  auto group = c10::make_intrusive<NcclGroup>(
       prefixed, static_cast<int>(rank), static_cast<int>(size), group_options(options, "world"));
   group->setBoundDeviceId(device);
   group->eagerConnectSingleDevice(device);  // splitting needs a live communicator
@@ -365,7 +305,7 @@ std::shared_ptr<Communicator> nccl_communicator(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     c10::Device device,
     const WorldOptions& options) {
-  auto nccl = c10::dynamic_intrusive_pointer_cast<Group>(group->getBackend(c10::kCUDA));
+  auto nccl = c10::dynamic_intrusive_pointer_cast<NcclGroup>(group->getBackend(c10::kCUDA));
   TORCH_CHECK_VALUE(nccl.defined(), "[comm.nccl] the process group's CUDA backend is not nccl");
   const c10::cuda::CUDAGuard guard(device);
   Communicator::Identity identity{"world", "world", nccl->getRank()};

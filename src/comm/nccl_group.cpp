@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl_group.h"
+
+#include <c10/util/StringUtil.h>
+#include <nccl.h>
+
+#include <cstdlib>
+#include <exception>
+
+namespace sherd {
+
+void calm_watchers() {
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
+  setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  // Peers connect when a communicator is made, not in its first collective: that call would block
+  // the host, with no limit, if a rank stayed away.
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  // It explains that sends and receives share the communicator; our header says so already.
+  setenv("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false", /*overwrite=*/0);
+}
+
+c10::intrusive_ptr<NcclGroup::Options> group_options(
+    const WorldOptions& options, const std::string& name) {
+  auto result = NcclGroup::Options::create(options.high_priority_stream);
+  result->timeout = std::chrono::hours(24 * 365);  // the limit is ours to keep: see StreamWork
+  result->group_name = name;
+  if (options.max_ctas > 0) result->config.maxCTAs = options.max_ctas;
+  return result;
+}
+
+std::string GroupKeeper::failure() {
+  if (given_up_) return "given up before";
+  // c10d learns of such errors too, but keeps them to its log.
+  auto* comm = reinterpret_cast<ncclComm_t>(group_->getCommPtr());
+  ncclResult_t state = ncclSuccess;
+  const auto asked = ncclCommGetAsyncError(comm, &state);
+  if (asked != ncclSuccess) state = asked;
+  if (state == ncclSuccess || state == ncclInProgress) return "";
+  return c10::str(ncclGetErrorString(state), " (", ncclGetLastError(comm), ")");
+}
+
+void GroupKeeper::give_up() {
+  if (given_up_.exchange(true)) return;
+  group_->setTimeout(kClosing);
+  try {
+    group_->abort();
+  } catch (const std::exception&) {
+    // The error that made us give up is the one to report.
+  }
+}
+
+}  // namespace sherd

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "comm/streams.h"
+#include "sherd/comm/world.h"
+
+namespace sherd {
+
+using NcclGroup = c10d::ProcessGroupNCCL;
+
+constexpr auto kClosing = std::chrono::seconds(10);  // for closing or aborting a group
+
+/// c10d by default ends the process from a thread of its own when an operation fails or takes too
+/// long. Here errors are exceptions of the caller's thread, so its watchers are asked to leave it
+/// alone, unless the user has asked them for something. To be called before a group is made.
+void calm_watchers();
+
+c10::intrusive_ptr<NcclGroup::Options> group_options(
+    const WorldOptions& options, const std::string& name);
+
+/// Asks NCCL for a group's errors, and aborts it.
+class GroupKeeper final : public StreamKeeper {
+ public:
+  explicit GroupKeeper(c10::intrusive_ptr<NcclGroup> group) : group_(std::move(group)) {}
+
+  std::string failure() override;
+  void give_up() override;
+  bool gave_up() const { return given_up_; }
+
+ private:
+  c10::intrusive_ptr<NcclGroup> group_;
+  std::atomic<bool> given_up_{false};
+};
+
+}  // namespace sherd
