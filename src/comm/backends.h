@@ -24,6 +24,7 @@ namespace sherd {
 std::shared_ptr<Communicator> mpi_communicator(
     std::shared_ptr<Engine> engine, std::chrono::milliseconds timeout);
 
+/// The emulation's device has an index.
 std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation);
 
 /// Among `size` GPUs that meet through a store. Throws with the remedy where the build has no CUDA.

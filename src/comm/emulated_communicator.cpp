@@ -220,9 +220,6 @@ std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation) 
       emulation.sms >= 1, "[comm.emulated] sms is ", emulation.sms, "; it must be at least 1");
   auto world = std::make_shared<EmulatedWorld>();
   world->emulation = emulation;
-  if (emulation.device.is_cuda() && !emulation.device.has_index()) {
-    world->emulation.device = c10::Device(c10::kCUDA, 0);
-  }
   return std::make_shared<EmulatedCommunicator>(
       std::move(world), emulation.rank, emulation.size,
       Communicator::Identity{"world", "world", emulation.rank});

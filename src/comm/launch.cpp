@@ -81,7 +81,8 @@ Launch from_srun(const Variables& variables) {
       launch.size / std::max<int64_t>(variables.number_or("SLURM_STEP_NUM_NODES", whose, 1), 1);
   launch.has_mpi = variables.has("PMIX_RANK") || variables.has("PMI_RANK");
   if (!launch.has_mpi) {
-    // The first task runs on the first node; a port from the job's number keeps jobs apart.
+    // In a batch job srun runs on the first node, and so does task 0; started from elsewhere, it
+    // takes MASTER_ADDR to say where that is. A port from the job's number keeps jobs apart.
     launch.host = variables.has("MASTER_ADDR") ? variables.word("MASTER_ADDR", whose)
                                                : variables.word("SLURM_LAUNCH_NODE_IPADDR", whose);
     const int64_t derived = 20000 + variables.number_or("SLURM_JOB_ID", whose, 0) % 20000;

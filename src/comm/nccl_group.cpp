@@ -22,7 +22,7 @@ void calm_watchers() {
 c10::intrusive_ptr<NcclGroup::Options> group_options(
     const WorldOptions& options, const std::string& name) {
   auto result = NcclGroup::Options::create(options.high_priority_stream);
-  result->timeout = std::chrono::hours(24 * 365);  // the limit is ours to keep: see StreamWork
+  result->timeout = std::chrono::hours(24 * 365);  // the limit is ours to keep: see StreamWatch
   result->group_name = name;
   if (options.max_ctas > 0) result->config.maxCTAs = options.max_ctas;
   return result;

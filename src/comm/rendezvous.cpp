@@ -113,7 +113,8 @@ c10::intrusive_ptr<c10d::Store> open_store(
         ", start: ",
         options.isServer ? "can't serve the store at "
                          : "rank 0 has not arrived: no store answers at ",
-        launch.host, ":", launch.port, " (", error.what(), ")");
+        launch.host, ":", launch.port, "; MASTER_ADDR and MASTER_PORT say where rank 0 is (",
+        error.what(), ")");
   }
 }
 

@@ -117,10 +117,12 @@ World World::from_environment(const WorldOptions& options) {
 }
 
 World World::emulated(const Emulation& emulation) {
+  auto resolved = emulation;
+  if (resolved.device.is_cuda() && !resolved.device.has_index()) resolved.device.set_index(0);
   auto state = std::make_shared<State>();
   state->launcher = Launcher::emulated;
-  state->device = emulation.device;
-  state->communicator = emulated_communicator(emulation);
+  state->device = resolved.device;
+  state->communicator = emulated_communicator(resolved);
   return World(std::move(state));
 }
 

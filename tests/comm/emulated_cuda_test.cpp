@@ -58,7 +58,7 @@ TEST(EmulatedCuda, HoldsAsManySmsAsAsked) {
     auto work = world.communicator().all_gather(full, part, stream.unwrap());
     auto begin = timing_event(), end = timing_event();
     begin.record();
-    // Not before the SMs are taken: 2 ms of small products, then the one that counts.
+    // Enough of them that most start after the SMs are taken.
     for (int i = 0; i < 100; ++i) at::mm(a, a);
     end.record();
     end.synchronize();

@@ -32,7 +32,8 @@ struct WorldOptions {
   std::optional<Backend> backend{};
   /// How long to wait for all ranks to arrive.
   std::chrono::milliseconds start_timeout{60'000};
-  /// How long an operation may take; then it is an error that names the ranks it waited for.
+  /// How long an operation may take; then it is an error that names the operation and, over mpi,
+  /// the ranks it waited for.
   std::chrono::milliseconds operation_timeout{600'000};
   /// nccl: the priority of the stream of operations that are given none.
   bool high_priority_stream = true;
