@@ -14,6 +14,7 @@ namespace sherd {
 namespace {
 
 constexpr int kControlTag = 0;
+constexpr auto kGrace = std::chrono::milliseconds(100);
 constexpr auto kFarewellTime = std::chrono::milliseconds(500);
 
 /// Time that an idle thread keeps looking for work, and a waiter for its result, before it sleeps:
@@ -158,7 +159,11 @@ void Engine::check_peers() {
   auto& request = remains_->news_request;
   try {
     if (!request) request = transport_.receive_any(kControlTag, news.data(), kFarewell);
-    if (request->test()) failure_ = std::string("another rank failed: ") + news.data();
+    if (!heard_ && request->test()) heard_ = Operation::Clock::now();
+    // What that rank still took part in can be completed here; only what it failed in must fail.
+    if (heard_ && Operation::Clock::now() > *heard_ + kGrace) {
+      failure_ = std::string("another rank failed: ") + news.data();
+    }
   } catch (const std::exception& error) {
     failure_ = error.what();
   }

@@ -129,6 +129,7 @@ class Engine {
   std::map<int, std::deque<Active>> lanes_;
   std::vector<Active> laneless_;
   std::string failure_;
+  std::optional<Operation::Clock::time_point> heard_;  // when another rank's error came
 
   std::thread thread_;
 };
