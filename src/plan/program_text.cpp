@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <iomanip>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "plan/text.h"
+#include "sherd/plan/program.h"
+
+namespace sherd {
+namespace {
+
+std::string in_units(int64_t bytes) {
+  constexpr double kStep = 1024;
+  double value = static_cast<double>(bytes);
+  const char* unit = "B";
+  for (const char* next : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (value < kStep) break;
+    value /= kStep;
+    unit = next;
+  }
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(value < 10 && unit[0] != 'B' ? 2 : 0) << value << ' '
+      << unit;
+  return out.str();
+}
+
+const char* collective_of(const Instruction& instruction) {
+  if (instruction.axis == AxisKind::none) return "";
+  switch (instruction.action) {
+    case Action::refresh:
+    case Action::gather: return "all_gather";
+    case Action::reduce: return instruction.scatter ? "reduce_scatter" : "all_reduce";
+    default: return "";
+  }
+}
+
+const char* to_text(AxisKind axis) {
+  switch (axis) {
+    case AxisKind::none: return "";
+    case AxisKind::inner: return "inner";
+    case AxisKind::outer: return "outer";
+  }
+  return "";
+}
+
+const char* to_text(Boundary::Kind kind) {
+  switch (kind) {
+    case Boundary::Kind::enter: return "enter";
+    case Boundary::Kind::exit: return "leave";
+    case Boundary::Kind::recompute: return "recompute";
+    case Boundary::Kind::end: return "end";
+  }
+  return "";
+}
+
+std::string subject(const Program& program, const Instruction& instruction) {
+  if (instruction.unit == kNone) return "";
+  const auto& unit = program.units()[static_cast<size_t>(instruction.unit)];
+  return instruction.group == kNone ? unit.name
+                                    : unit.groups[static_cast<size_t>(instruction.group)].name;
+}
+
+void print(std::ostream& out, const Program& program, const Instruction& instruction) {
+  out << "    " << std::left << std::setw(8) << sherd::to_text(instruction.stream) << std::setw(11)
+      << sherd::to_text(instruction.action) << std::setw(28) << subject(program, instruction);
+  if (instruction.slot != kNone) {
+    out << " in " << program.slots()[static_cast<size_t>(instruction.slot)].name;
+  }
+  if (const char* collective = collective_of(instruction); *collective != '\0') {
+    out << ", " << collective << " over " << to_text(instruction.axis) << ", "
+        << in_units(instruction.bytes);
+  }
+  if (instruction.action == Action::accumulate) {
+    out << (instruction.overwrite ? ", overwrites" : ", adds");
+  }
+  for (const int32_t event : instruction.waits) {
+    out << ", after " << program.events()[static_cast<size_t>(event)];
+  }
+  if (instruction.signals != kNone) {
+    out << " → " << program.events()[static_cast<size_t>(instruction.signals)];
+  }
+  out << '\n';
+}
+
+void print(std::ostream& out, const Program& program, const Section& section) {
+  out << "\n" << section.name << '\n';
+  for (const auto& boundary : section.boundaries) {
+    if (boundary.begin == boundary.end) continue;
+    out << "  " << to_text(boundary.kind);
+    if (boundary.unit != kNone)
+      out << ' ' << program.units()[static_cast<size_t>(boundary.unit)].name;
+    if (boundary.kind == Boundary::Kind::recompute) out << " (gathered until its backward)";
+    out << '\n';
+    for (int32_t i = boundary.begin; i < boundary.end; ++i) {
+      print(out, program, section.instructions[static_cast<size_t>(i)]);
+    }
+  }
+}
+
+nlohmann::json to_json(const Program& program, const Section& section) {
+  auto instructions = nlohmann::json::array();
+  for (const auto& instruction : section.instructions) {
+    auto waits = nlohmann::json::array();
+    for (const int32_t event : instruction.waits) {
+      waits.push_back(program.events()[static_cast<size_t>(event)]);
+    }
+    nlohmann::json one{
+        {"action", sherd::to_text(instruction.action)},
+        {"stream", sherd::to_text(instruction.stream)},
+        {"waits", waits}};
+    if (instruction.unit != kNone) {
+      one["unit"] = program.units()[static_cast<size_t>(instruction.unit)].name;
+    }
+    if (instruction.group != kNone) one["group"] = subject(program, instruction);
+    if (instruction.slot != kNone) {
+      one["slot"] = program.slots()[static_cast<size_t>(instruction.slot)].name;
+    }
+    if (const char* collective = collective_of(instruction); *collective != '\0') {
+      one["collective"] = collective;
+      one["axis"] = to_text(instruction.axis);
+      one["bytes"] = instruction.bytes;
+    }
+    if (instruction.action == Action::accumulate) one["overwrite"] = instruction.overwrite;
+    if (instruction.signals != kNone) {
+      one["signals"] = program.events()[static_cast<size_t>(instruction.signals)];
+    }
+    instructions.push_back(std::move(one));
+  }
+  auto boundaries = nlohmann::json::array();
+  for (const auto& boundary : section.boundaries) {
+    nlohmann::json one{
+        {"kind", to_text(boundary.kind)}, {"begin", boundary.begin}, {"end", boundary.end}};
+    if (boundary.unit != kNone) {
+      one["unit"] = program.units()[static_cast<size_t>(boundary.unit)].name;
+    }
+    boundaries.push_back(std::move(one));
+  }
+  return {{"name", section.name}, {"instructions", instructions}, {"boundaries", boundaries}};
+}
+
+}  // namespace
+
+const char* to_text(Stream stream) {
+  switch (stream) {
+    case Stream::compute: return "compute";
+    case Stream::gather: return "gather";
+    case Stream::reduce: return "reduce";
+    case Stream::outer: return "outer";
+  }
+  return "?";
+}
+
+const char* to_text(Action action) {
+  switch (action) {
+    case Action::refresh: return "refresh";
+    case Action::gather: return "gather";
+    case Action::wait: return "wait";
+    case Action::compute: return "compute";
+    case Action::release: return "release";
+    case Action::open: return "open";
+    case Action::stage: return "stage";
+    case Action::reduce: return "reduce";
+    case Action::accumulate: return "accumulate";
+    case Action::drain: return "drain";
+    case Action::update: return "update";
+    case Action::publish: return "publish";
+  }
+  return "?";
+}
+
+std::string Program::facts() const {
+  std::ostringstream out;
+  out << "micro-batches: " << options_.micro_batches << '\n'
+      << "prefetch depth: " << options_.prefetch_depth << '\n'
+      << "loss: " << options_.loss << '\n';
+  for (const auto& unit : units_) {
+    out << "unit '" << unit.name << "'" << (unit.keep_gathered ? ", keeps gathered" : "");
+    for (const int32_t other : unit.prefetch) {
+      out << ", prefetches '" << units_[static_cast<size_t>(other)].name << "'";
+    }
+    out << '\n';
+    for (const auto& group : unit.groups) {
+      out << "group '" << group.name << "': " << group.elements << " elements of "
+          << group.bytes.model << ", " << group.bytes.main << ", " << group.bytes.gradient << ", "
+          << group.bytes.reduce << " bytes; over " << group.axis_sizes.inner << " x "
+          << group.axis_sizes.outer << " ranks; " << group.placement.to_text()
+          << (group.trainable ? "" : "; frozen") << "; " << group.layout << '\n';
+    }
+  }
+  for (const auto& visit : order_) {
+    out << (visit.enter ? "enter '" : "leave '") << units_[static_cast<size_t>(visit.unit)].name
+        << "'";
+    if (visit.recompute != kNone) out << " in recompute " << visit.recompute;
+    out << '\n';
+  }
+  return out.str();
+}
+
+uint64_t Program::fingerprint() const {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char c : facts()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+std::string Program::to_text() const {
+  std::ostringstream out;
+  const auto traffic = this->traffic();
+  out << units_.size() << " units, prefetch depth " << options_.prefetch_depth << ", "
+      << options_.micro_batches << " micro-batches a step\n"
+      << "a step: " << traffic.all_gather.calls << " all-gathers ("
+      << in_units(traffic.all_gather.bytes) << "), " << traffic.reduce_scatter.calls
+      << " reduce-scatters (" << in_units(traffic.reduce_scatter.bytes) << "), "
+      << traffic.all_reduce.calls << " all-reduces (" << in_units(traffic.all_reduce.bytes) << ")\n"
+      << "memory: model weights " << in_units(bytes_.model_weights) << ", main weights "
+      << in_units(bytes_.main_weights) << ", main gradients " << in_units(bytes_.main_gradients)
+      << ", slots " << in_units(bytes_.arena) << "; at rest " << in_units(bytes_.rest())
+      << ", peak " << in_units(bytes_.peak()) << '\n';
+  for (const auto& slot : slots_) {
+    out << "slot " << std::left << std::setw(14) << slot.name << std::right << std::setw(10)
+        << in_units(slot.bytes) << " at " << slot.offset << '\n';
+  }
+  for (const auto* section : sections()) print(out, *this, *section);
+  return out.str();
+}
+
+std::string Program::to_json() const {
+  nlohmann::json json;
+  const auto traffic = this->traffic();
+  const auto count = [](const Traffic& kind) {
+    return nlohmann::json{{"calls", kind.calls}, {"bytes", kind.bytes}};
+  };
+  json["prefetch_depth"] = options_.prefetch_depth;
+  json["micro_batches"] = options_.micro_batches;
+  json["fingerprint"] = text(std::hex, fingerprint());
+  json["bytes"] = {
+      {"model_weights", bytes_.model_weights},
+      {"main_weights", bytes_.main_weights},
+      {"main_gradients", bytes_.main_gradients},
+      {"slots", bytes_.arena},
+      {"rest", bytes_.rest()},
+      {"peak", bytes_.peak()}};
+  json["step"] = {
+      {"all_gather", count(traffic.all_gather)},
+      {"reduce_scatter", count(traffic.reduce_scatter)},
+      {"all_reduce", count(traffic.all_reduce)}};
+  json["slots"] = nlohmann::json::array();
+  for (const auto& slot : slots_) {
+    json["slots"].push_back({{"name", slot.name}, {"offset", slot.offset}, {"bytes", slot.bytes}});
+  }
+  json["sections"] = nlohmann::json::array();
+  for (const auto* section : sections()) {
+    json["sections"].push_back(sherd::to_json(*this, *section));
+  }
+  return json.dump(1);
+}
+
+}  // namespace sherd

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/section_builder.h"
+
+#include <algorithm>
+
+#include "plan/group_shape.h"
+#include "plan/text.h"
+
+namespace sherd {
+
+EventTable::EventTable(const std::vector<UnitSpec>& units, const std::vector<Slot>& slots)
+    : units_(static_cast<int32_t>(units.size())) {
+  names_.push_back("published");
+  for (const auto& unit : units) {
+    for (const char* kind : {"refreshed", "gathered", "computed", "settled", "finished"}) {
+      names_.push_back(text(kind, "(", unit.name, ")"));
+    }
+  }
+  for (const auto& slot : slots) {
+    for (const char* kind : {"released", "reduced", "sent"}) {
+      names_.push_back(text(kind, "(", slot.name, ")"));
+    }
+  }
+}
+
+namespace {
+
+/// Appends instructions, boundary by boundary.
+class Writer {
+ public:
+  explicit Writer(const SectionInput& input)
+      : in_(input), live_(input.units.size()), refreshed_(input.units.size()) {}
+
+  void begin(Boundary::Kind kind, int32_t position) {
+    const int32_t unit = position == kNone ? kNone : in_.tree.call(position).unit;
+    const int32_t here = size();
+    section.boundaries.push_back({kind, position, unit, here, here});
+  }
+  void end() { section.boundaries.back().end = size(); }
+
+  bool is_live(int32_t unit) const { return live_[index(unit)]; }
+  void set_live(int32_t unit, bool live) { live_[index(unit)] = live; }
+
+  /// Gathers a unit's parameters into its slot, after a refresh of what the update changed.
+  void gather(int32_t unit, bool changed) {
+    if (live_[index(unit)]) return;
+    live_[index(unit)] = true;
+    const bool refreshes = changed && !refreshed_[index(unit)];
+    refreshed_[index(unit)] = true;
+    const auto first = section.instructions.size();
+    for (const Stream stream : {Stream::outer, Stream::gather}) {
+      const auto begin = section.instructions.size();
+      bool waited = false;  // for the slot's last reader, once per stream
+      each_group(unit, [&](const GroupSpec& group, int32_t number) {
+        if (refreshes) refresh(group, unit, number, stream);
+        waited |= gather(group, unit, number, stream, !waited);
+      });
+      if (section.instructions.size() == begin) continue;
+      section.instructions.back().signals =
+          stream == Stream::outer ? in_.events.refreshed(unit) : in_.events.gathered(unit);
+    }
+    // The inner gather reads what the outer one brought.
+    bool over_outer = false;
+    for (auto i = first; i < section.instructions.size(); ++i) {
+      auto& instruction = section.instructions[i];
+      over_outer |= instruction.stream == Stream::outer;
+      if (over_outer && instruction.stream == Stream::gather) {
+        instruction.waits.push_back(in_.events.refreshed(unit));
+        return;
+      }
+    }
+  }
+
+  void wait(int32_t unit, bool recompute = false) {
+    Instruction made{.action = Action::wait, .stream = Stream::compute, .unit = unit};
+    made.slot = place(unit).parameters;
+    // Whatever comes over the outer axis goes on over the inner one.
+    const int32_t gathered = in_.events.gathered(unit);
+    if (signalled(gathered)) made.waits.push_back(gathered);
+    if (recompute && made.waits.empty()) return;
+    section.instructions.push_back(std::move(made));
+  }
+
+  void compute(int32_t unit, bool signals) {
+    Instruction made{.action = Action::compute, .stream = Stream::compute, .unit = unit};
+    made.slot = place(unit).parameters;
+    if (signals) made.signals = in_.events.computed(unit);
+    section.instructions.push_back(std::move(made));
+  }
+
+  void release(int32_t unit) {
+    live_[index(unit)] = false;
+    const int32_t slot = place(unit).parameters;
+    if (slot == kNone) return;
+    section.instructions.push_back(
+        {.action = Action::release,
+         .stream = Stream::compute,
+         .unit = unit,
+         .slot = slot,
+         .signals = in_.events.released(slot)});
+  }
+
+  void open(int32_t unit) {
+    const int32_t slot = place(unit).gradients;
+    if (slot == kNone) return;
+    section.instructions.push_back(
+        {.action = Action::open,
+         .stream = Stream::compute,
+         .unit = unit,
+         .slot = slot,
+         .waits = {in_.events.reduced(slot), in_.events.sent(slot)}});
+  }
+
+  void reduce(int32_t unit, const BackwardFlags& flags) {
+    const auto begin = section.instructions.size();
+    each_group(unit, [&](const GroupSpec& group, int32_t number) {
+      if (group.trainable) reduce_inner(group, unit, number, flags);
+    });
+    const int32_t slot = place(unit).gradients;
+    if (section.instructions.size() == begin) return;
+    section.instructions[begin].waits.push_back(in_.events.computed(unit));
+    const int32_t joined = slot == kNone ? in_.events.settled(unit) : in_.events.reduced(slot);
+    section.instructions.back().signals = joined;
+    const auto outer = section.instructions.size();
+    each_group(unit, [&](const GroupSpec& group, int32_t number) {
+      if (group.trainable && group.has_outer) reduce_outer(group, unit, number, flags);
+    });
+    if (section.instructions.size() == outer) return;
+    section.instructions[outer].waits.push_back(joined);
+    section.instructions.back().signals =
+        slot == kNone ? in_.events.finished(unit) : in_.events.sent(slot);
+  }
+
+  void drain() {
+    Instruction made{.action = Action::drain, .stream = Stream::compute};
+    // The last instruction of a stream stands for all before it.
+    for (const Stream stream : {Stream::reduce, Stream::outer}) {
+      const auto last = std::find_if(
+          section.instructions.rbegin(), section.instructions.rend(),
+          [&](const Instruction& instruction) { return instruction.stream == stream; });
+      if (last != section.instructions.rend()) made.waits.push_back(last->signals);
+    }
+    section.instructions.push_back(std::move(made));
+  }
+
+  /// The first instruction of each communication stream waits for the update that came before.
+  void finish() {
+    for (const Stream stream : {Stream::gather, Stream::outer}) {
+      const auto first = std::find_if(
+          section.instructions.begin(), section.instructions.end(),
+          [&](const Instruction& instruction) { return instruction.stream == stream; });
+      if (first != section.instructions.end()) first->waits.push_back(in_.events.published());
+    }
+  }
+
+  Section section;
+
+ private:
+  static size_t index(int32_t number) { return static_cast<size_t>(number); }
+  int32_t size() const { return static_cast<int32_t>(section.instructions.size()); }
+  const Place& place(int32_t unit) const { return in_.places[index(unit)]; }
+
+  template <class Visitor>
+  void each_group(int32_t unit, Visitor visitor) {
+    int32_t number = 0;
+    for (const auto& group : in_.units[index(unit)].groups) visitor(group, number++);
+  }
+
+  bool signalled(int32_t event) const {
+    return std::any_of(
+        section.instructions.begin(), section.instructions.end(),
+        [&](const Instruction& instruction) { return instruction.signals == event; });
+  }
+
+  void refresh(const GroupSpec& group, int32_t unit, int32_t number, Stream stream) {
+    const bool outer = stream == Stream::outer;
+    if (!group.trainable || !(outer ? refreshes_outer(group) : refreshes_inner(group))) return;
+    section.instructions.push_back(
+        {.action = Action::refresh,
+         .stream = stream,
+         .axis = outer ? AxisKind::outer : AxisKind::inner,
+         .unit = unit,
+         .group = number,
+         .bytes =
+             (outer ? inner_part(group, Role::optimizer) : group.elements) * group.bytes.model});
+  }
+
+  bool gather(
+      const GroupSpec& group, int32_t unit, int32_t number, Stream stream, bool takes_slot) {
+    const bool outer = stream == Stream::outer;
+    if (!(outer ? gathers_outer(group) : gathers_inner(group))) return false;
+    const int32_t slot = place(unit).parameters;
+    Instruction made{
+        .action = Action::gather,
+        .stream = stream,
+        .axis = outer ? AxisKind::outer : AxisKind::inner,
+        .unit = unit,
+        .group = number,
+        .slot = slot,
+        .bytes = (outer ? inner_part(group, Role::parameter) : group.elements) * group.bytes.model};
+    if (takes_slot) made.waits.push_back(in_.events.released(slot));
+    section.instructions.push_back(std::move(made));
+    return true;
+  }
+
+  /// The gradients of this pass over the inner axis, or, where they are not sharded, the main
+  /// gradient in the last pass.
+  void reduce_inner(
+      const GroupSpec& group, int32_t unit, int32_t number, const BackwardFlags& flags) {
+    const bool sharded = gradient_sharded(group);
+    if (!sharded && !flags.last) return;
+    const bool staged = !sharded && !group.reduces_in_place;
+    const int32_t slot = sharded ? place(unit).gradients : staged ? in_.stage_reduce : kNone;
+    Instruction made{.stream = Stream::reduce, .unit = unit, .group = number, .slot = slot};
+    if (staged) add(made, Action::stage);
+    made.axis = AxisKind::inner;
+    made.scatter = sharded || optimizer_sharded(group);
+    made.bytes = group.elements * group.bytes.reduce;
+    add(made, Action::reduce);
+    if (gradient_sharded_outer(group)) return;  // goes on over the outer axis
+    made.overwrite = !sharded || flags.first;
+    add(made, Action::accumulate);
+  }
+
+  void reduce_outer(
+      const GroupSpec& group, int32_t unit, int32_t number, const BackwardFlags& flags) {
+    const bool sharded = gradient_sharded_outer(group);
+    if (!sharded && !flags.last) return;
+    const bool staged = !sharded && !group.reduces_in_place;
+    const int32_t slot = sharded ? place(unit).gradients : staged ? in_.stage_outer : kNone;
+    Instruction made{.stream = Stream::outer, .unit = unit, .group = number, .slot = slot};
+    if (staged) add(made, Action::stage, AxisKind::outer);
+    made.axis = AxisKind::outer;
+    made.scatter = sharded || optimizer_sharded_outer(group);
+    made.bytes = inner_part(group, Role::optimizer) * group.bytes.reduce;
+    add(made, Action::reduce);
+    if (!sharded && !staged) return;
+    made.overwrite = !sharded || flags.first;
+    add(made, Action::accumulate, AxisKind::outer);
+  }
+
+  void add(const Instruction& like, Action action, AxisKind axis = AxisKind::none) {
+    Instruction made = like;
+    made.action = action;
+    if (action != Action::reduce) {
+      made.axis = axis;
+      made.scatter = false;
+      made.bytes = 0;
+    }
+    if (action != Action::accumulate) made.overwrite = false;
+    section.instructions.push_back(std::move(made));
+  }
+
+  const SectionInput& in_;
+  std::vector<bool> live_;
+  std::vector<bool> refreshed_;
+};
+
+/// The units to gather ahead on entering `positions[here]`: the next `depth` that nest nothing.
+void prefetch(
+    Writer& writer,
+    const SectionInput& in,
+    const std::vector<int32_t>& positions,
+    size_t here,
+    bool changed) {
+  int64_t left = in.depth;
+  for (size_t i = here + 1; i < positions.size() && left > 0; ++i) {
+    const int32_t unit = in.tree.call(positions[i]).unit;
+    if (in.tree.nests(unit)) continue;
+    --left;
+    writer.gather(unit, changed);
+  }
+}
+
+std::vector<int32_t> positions_of(const std::vector<UnitTree::Event>& events) {
+  std::vector<int32_t> positions;
+  for (const auto& event : events) {
+    if (event.kind != Boundary::Kind::exit) positions.push_back(event.position);
+  }
+  return positions;
+}
+
+std::string flag(bool value, const char* word) {
+  return value ? text(" ", word) : "";
+}
+
+}  // namespace
+
+Section build_forward(const SectionInput& in, const ForwardFlags& flags) {
+  Writer writer(in);
+  writer.section.kind = Section::Kind::forward;
+  writer.section.name = text(
+      "forward", flag(flags.changed, "changed"), flags.train ? " train" : " evaluate",
+      flag(flags.kept, "kept"));
+  for (size_t unit = 0; flags.kept && unit < in.units.size(); ++unit) {
+    writer.set_live(static_cast<int32_t>(unit), in.units[unit].keep_gathered);
+  }
+  const auto positions = positions_of(in.tree.forward());
+  std::vector<int32_t> inside(in.units.size(), 0);  // calls of a unit that are under way
+  for (const auto& [kind, position] : in.tree.forward()) {
+    const int32_t unit = in.tree.call(position).unit;
+    const auto& spec = in.units[static_cast<size_t>(unit)];
+    auto& depth = inside[static_cast<size_t>(unit)];
+    writer.begin(kind, position);
+    if (kind == Boundary::Kind::enter) {
+      ++depth;
+      writer.gather(unit, flags.changed);
+      if (in.tree.is_leaf(position)) {
+        if (spec.prefetch.empty()) {
+          prefetch(writer, in, positions, static_cast<size_t>(position), flags.changed);
+        }
+        for (const int32_t other : spec.prefetch) writer.gather(other, flags.changed);
+      }
+      writer.wait(unit);
+    } else {
+      writer.compute(unit, false);
+      const bool keeps = spec.keep_gathered && (flags.train || flags.kept);
+      if (--depth == 0 && !keeps) writer.release(unit);
+    }
+    writer.end();
+  }
+  writer.finish();
+  return std::move(writer.section);
+}
+
+Section build_backward(const SectionInput& in, const BackwardFlags& flags) {
+  Writer writer(in);
+  writer.section.kind = Section::Kind::backward;
+  writer.section.name = text(
+      "backward", flag(flags.first, "first"), flag(flags.last, "last"), flag(flags.kept, "kept"));
+  writer.section.entered.assign(in.tree.calls().size(), kNone);
+  writer.section.recomputed.assign(in.tree.calls().size(), kNone);
+  std::vector<int32_t> ahead(in.units.size(), 0);  // calls whose backward is still to come
+  for (size_t unit = 0; flags.kept && unit < in.units.size(); ++unit) {
+    writer.set_live(static_cast<int32_t>(unit), in.units[unit].keep_gathered);
+  }
+  for (const auto& call : in.tree.calls()) ++ahead[static_cast<size_t>(call.unit)];
+  std::vector<int32_t> inside(in.units.size(), 0);
+  std::vector<bool> opened(in.units.size());
+  const auto positions = positions_of(in.tree.backward());
+  size_t here = 0;
+  for (const auto& [kind, position] : in.tree.backward()) {
+    const int32_t unit = in.tree.call(position).unit;
+    const auto at = static_cast<size_t>(unit);
+    const auto boundary = static_cast<int32_t>(writer.section.boundaries.size());
+    writer.begin(kind, position);
+    if (kind == Boundary::Kind::exit) {
+      const bool done = --ahead[at] == 0;
+      writer.compute(unit, done);
+      if (done) writer.reduce(unit, flags);
+      if (--inside[at] == 0) writer.release(unit);
+    } else {
+      const bool recomputes = kind == Boundary::Kind::recompute;
+      auto& known = recomputes ? writer.section.recomputed : writer.section.entered;
+      known[static_cast<size_t>(position)] = boundary;
+      writer.gather(unit, false);
+      if (in.tree.is_leaf(position)) prefetch(writer, in, positions, here, false);
+      writer.wait(unit, recomputes);
+      if (!recomputes) {
+        ++inside[at];
+        if (!opened[at]) writer.open(unit);
+        opened[at] = true;
+      }
+      ++here;
+    }
+    writer.end();
+  }
+  writer.begin(Boundary::Kind::end, kNone);
+  if (flags.last) writer.drain();
+  writer.end();
+  writer.finish();
+  return std::move(writer.section);
+}
+
+Section build_update(const SectionInput& in) {
+  Section section;
+  section.kind = Section::Kind::update;
+  section.name = "update";
+  section.instructions.push_back({.action = Action::update, .stream = Stream::compute});
+  section.instructions.push_back(
+      {.action = Action::publish, .stream = Stream::compute, .signals = in.events.published()});
+  section.boundaries.push_back({Boundary::Kind::end, kNone, kNone, 0, 2});
+  return section;
+}
+
+}  // namespace sherd
