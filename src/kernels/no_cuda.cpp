@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
 
+#include "kernels/deposit.h"
 #include "kernels/occupy.h"
 
 namespace sherd {
@@ -16,6 +17,9 @@ void note_time(const at::Tensor&, c10::Stream) {
   refuse();
 }
 void occupy_until(const at::Tensor&, double, int, c10::Stream) {
+  refuse();
+}
+void deposit_on_cuda(std::span<const Deposit>, const DepositKind&) {
   refuse();
 }
 

@@ -40,12 +40,22 @@ struct Resource {
   std::array<Access, kStreams> reads{};  // the last of each stream
 };
 
+/// What a slot is taken for: a unit's parameters, its gradients, or a copy of a group's.
+struct Owner {
+  enum class Kind : uint8_t { nobody, parameters, gradients, stage };
+  Kind kind{};
+  int32_t unit = kNone;
+  int32_t group = kNone;  // of a copy
+  friend bool operator==(const Owner&, const Owner&) = default;
+};
+
 /// What the gradients of a group have been through since the last update.
 struct GradientState {
-  int contributions = 0;  // passes that reached the main gradient
-  bool pending = false;   // this pass's gradients lie in the slot, not yet in the main gradient
-  bool reduced = false;   // in the slot: over the inner axis
-  bool staged = false;
+  int contributions = 0;    // passes that reached the main gradient
+  bool pending = false;     // this pass's gradients lie in the slot, not yet in the main gradient
+  bool reduced = false;     // in the slot: over the inner axis
+  bool sent = false;        // in the slot: over the outer axis
+  int32_t staged = kNone;   // the slot of its copy in the reduce dtype
   bool inner_done = false;  // of the main gradient
   bool divided = false;
   bool outer_done = false;
@@ -60,6 +70,7 @@ struct UnitState {
   bool consumed = false;  // computed with, since the gather
   bool opened = false;    // owns its gradient slot
   bool complete = false;  // its gradients of this section are reduced or being so
+  int computed = 0;       // how often, in this section
 };
 
 class Prover {
@@ -67,10 +78,10 @@ class Prover {
   explicit Prover(const Program& program)
       : program_(program),
         slots_(program.slots().size()),
-        slot_owner_(program.slots().size(), kNone),
+        slot_owner_(program.slots().size()),
         event_clock_(program.events().size()),
-        called_(program.units().size()) {
-    for (const auto& visit : program.order()) called_[index(visit.unit)] = true;
+        calls_(program.units().size()) {
+    for (const auto& visit : program.order()) calls_[index(visit.unit)] += visit.enter ? 1 : 0;
     for (const auto& unit : program.units()) {
       const auto groups = unit.groups.size();
       units_.push_back({std::vector<bool>(groups), std::vector<bool>(groups)});
@@ -96,6 +107,7 @@ class Prover {
       section_ = section;
       int32_t number = 0;
       try {
+        for (auto& unit : units_) unit.computed = 0;
         if (section->kind == Section::Kind::backward) begin_backward();
         for (const auto& instruction : section->instructions) {
           step(instruction);
@@ -134,6 +146,8 @@ class Prover {
 
   void require_before(const Access& earlier, const std::string& what) {
     if (earlier.tick == 0 || earlier.precedes(now_)) return;
+    // An instruction may touch a slot once for each of its groups.
+    if (earlier.stream == current_.stream && earlier.tick == current_.tick) return;
     refuse(
         what, " is still used by '", to_text(earlier.action), "' on stream ",
         to_text(earlier.stream), ": nothing makes '", to_text(current_.action), "' wait for it");
@@ -182,15 +196,30 @@ class Prover {
     write(main_gradients_[index(unit)][group], of("the main gradient", unit, group));
   }
 
-  void own(int32_t slot, int32_t unit) {
+  void own(int32_t slot, const Owner& owner) {
     for (const int32_t other : overlapping_[index(slot)]) {
-      const int32_t owner = slot_owner_[index(other)];
-      if (owner == kNone || (owner == unit && other == slot)) continue;
+      const auto& holder = slot_owner_[index(other)];
+      if (holder.kind == Owner::Kind::nobody) continue;
       refuse(
-          "two live owners: '", spec(unit).name, "' takes ", slot_text(slot), " while '",
-          spec(owner).name, "' still holds ", slot_text(other));
+          "two live owners: '", spec(owner.unit).name, "' takes ", slot_text(slot), " while '",
+          spec(holder.unit).name, "' still holds ", slot_text(other));
     }
-    slot_owner_[index(slot)] = unit;
+    slot_owner_[index(slot)] = owner;
+  }
+  bool owns(int32_t slot, const Owner& owner) const {
+    return slot != kNone && slot_owner_[index(slot)] == owner;
+  }
+  void disown(int32_t slot) { slot_owner_[index(slot)] = {}; }
+  static Owner parameters_of(int32_t unit) { return {Owner::Kind::parameters, unit}; }
+  static Owner gradients_of(int32_t unit) { return {Owner::Kind::gradients, unit}; }
+
+  /// Each thing has one place, whoever uses it.
+  void require_slot(const Instruction& instruction, int32_t expected) const {
+    if (instruction.slot == expected) return;
+    const auto name = [&](int32_t slot) { return slot == kNone ? "no slot" : slot_text(slot); };
+    refuse(
+        "uses ", name(instruction.slot), " for '", spec(instruction.unit).name, "' instead of ",
+        name(expected));
   }
 
   // ---- instructions ------------------------------------------------------------------------
@@ -233,16 +262,12 @@ class Prover {
     auto& unit = units_[index(instruction.unit)];
     const auto group = index(instruction.group);
     const auto& group_spec = spec(instruction.unit).groups[group];
+    require_slot(instruction, program_.place(instruction.unit).parameters);
     if (!unit.live) {
-      own(instruction.slot, instruction.unit);
+      own(instruction.slot, parameters_of(instruction.unit));
       unit.live = true;
       unit.ready = unit.consumed = false;
       unit.version = published_;
-    }
-    if (slot_owner_[index(instruction.slot)] != instruction.unit) {
-      refuse(
-          "gathers '", group_spec.name, "' into ", slot_text(instruction.slot),
-          ", which is not its own");
     }
     if (unit.ready || unit.gathered[group]) refuse("gathers '", group_spec.name, "' twice");
     read_weights(instruction.unit, group);
@@ -264,6 +289,7 @@ class Prover {
   void wait(const Instruction& instruction) {
     const auto& unit_spec = spec(instruction.unit);
     auto& unit = units_[index(instruction.unit)];
+    require_slot(instruction, program_.place(instruction.unit).parameters);
     for (size_t group = 0; group < unit_spec.groups.size(); ++group) {
       if (gathers_inner(unit_spec.groups[group])) {
         if (!unit.gathered[group]) {
@@ -292,8 +318,9 @@ class Prover {
         refuse("'", unit_spec.groups[group].name, "' is older than its main weight");
       }
     }
+    require_slot(instruction, program_.place(instruction.unit).parameters);
     if (instruction.slot != kNone) {
-      if (slot_owner_[index(instruction.slot)] != instruction.unit) {
+      if (!owns(instruction.slot, parameters_of(instruction.unit))) {
         refuse(
             "'", unit_spec.name, "' computes with ", slot_text(instruction.slot),
             ", which it does not hold");
@@ -301,6 +328,7 @@ class Prover {
       read_slot(instruction.slot);
     }
     unit.consumed = true;
+    ++unit.computed;
     if (section_->kind == Section::Kind::backward) write_gradients(instruction.unit);
   }
 
@@ -314,7 +342,7 @@ class Prover {
       auto& state = gradients_[index(number)][group];
       if (!gradient_sharded(group_spec)) {
         write_gradient(number, group);
-        if (state.inner_done)
+        if (state.inner_done || state.staged != kNone)
           refuse("gradients of '", group_spec.name, "' come after their reduction");
         if (!state.pending) ++state.contributions;
         state.pending = true;
@@ -329,12 +357,13 @@ class Prover {
   void release(const Instruction& instruction) {
     auto& unit = units_[index(instruction.unit)];
     const auto& name = spec(instruction.unit).name;
-    if (!unit.live || slot_owner_[index(instruction.slot)] != instruction.unit) {
-      refuse("releases '", name, "', which does not hold ", slot_text(instruction.slot));
+    require_slot(instruction, program_.place(instruction.unit).parameters);
+    if (!unit.live || !owns(instruction.slot, parameters_of(instruction.unit))) {
+      refuse("releases '", name, "', which does not hold its slot");
     }
     if (!unit.consumed) refuse("the gather of '", name, "' is released before anything used it");
-    read_slot(instruction.slot);  // the next owner waits for this
-    slot_owner_[index(instruction.slot)] = kNone;
+    write_slot(instruction.slot);  // after all readers; the next owner waits for this alone
+    disown(instruction.slot);
     forget(unit);
   }
 
@@ -346,19 +375,37 @@ class Prover {
 
   void open(const Instruction& instruction) {
     auto& unit = units_[index(instruction.unit)];
-    own(instruction.slot, instruction.unit);
+    require_slot(instruction, program_.place(instruction.unit).gradients);
+    own(instruction.slot, gradients_of(instruction.unit));
     write_slot(instruction.slot);
     unit.opened = true;
   }
 
+  /// The main gradient is next to be reduced over this axis.
+  static bool in_turn(const GradientState& state, bool inner) {
+    if (state.contributions == 0) return false;
+    return inner ? !state.inner_done : state.divided && !state.outer_done;
+  }
+
   void stage(const Instruction& instruction) {
     const auto group = index(instruction.group);
+    const auto& group_spec = spec(instruction.unit).groups[group];
     auto& state = gradients_[index(instruction.unit)][group];
+    const bool inner = instruction.axis != AxisKind::outer;
+    if (!in_turn(state, inner) || state.staged != kNone) {
+      refuse("copies the main gradient of '", group_spec.name, "' out of turn");
+    }
+    const int64_t elements = inner ? group_spec.elements : inner_part(group_spec, Role::optimizer);
+    if (instruction.slot == kNone ||
+        program_.slots()[index(instruction.slot)].bytes < elements * group_spec.bytes.reduce) {
+      refuse("has no room to copy the main gradient of '", group_spec.name, "'");
+    }
     read(
         main_gradients_[index(instruction.unit)][group],
         of("the main gradient", instruction.unit, group));
+    own(instruction.slot, {Owner::Kind::stage, instruction.unit, instruction.group});
     write_slot(instruction.slot);
-    state.staged = true;
+    state.staged = instruction.slot;
   }
 
   /// Gradients of the slot where they are sharded over the axis, else the main gradient, directly
@@ -370,67 +417,81 @@ class Prover {
     auto& state = gradients_[index(instruction.unit)][group];
     const bool inner = instruction.axis == AxisKind::inner;
     const bool in_slot = inner ? gradient_sharded(group_spec) : gradient_sharded_outer(group_spec);
+    if (unit.computed != calls_[index(instruction.unit)]) {
+      refuse("reduces '", group_spec.name, "' before its gradients are complete");
+    }
+    unit.complete = true;
     if (in_slot) {
-      if (slot_owner_[index(instruction.slot)] != instruction.unit || !state.pending) {
+      require_slot(instruction, program_.place(instruction.unit).gradients);
+      if (!owns(instruction.slot, gradients_of(instruction.unit)) || !state.pending) {
         refuse("reduces '", group_spec.name, "' before its gradients are there");
       }
-      if (inner ? state.reduced : !state.reduced) {
+      if (inner ? state.reduced : !state.reduced || state.sent) {
         refuse("reduces '", group_spec.name, "' over the axes in the wrong order");
       }
       write_slot(instruction.slot);
-      unit.complete = true;
-      state.reduced = true;
-      if (!inner) state.outer_done = true;
+      (inner ? state.reduced : state.sent) = true;
       return;
     }
-    const bool before = inner ? state.contributions > 0 && !state.inner_done
-                              : state.contributions > 0 && state.divided && !state.outer_done;
-    if (!before) refuse("reduces the main gradient of '", group_spec.name, "' out of turn");
+    if (!in_turn(state, inner)) {
+      refuse("reduces the main gradient of '", group_spec.name, "' out of turn");
+    }
+    require_slot(instruction, state.staged);
     if (group_spec.reduces_in_place) {
       write_gradient(instruction.unit, group);
     } else {
-      if (!state.staged)
+      if (state.staged == kNone)
         refuse("reduces '", group_spec.name, "' without a copy in the reduce dtype");
       write_slot(instruction.slot);
     }
     (inner ? state.inner_done : state.outer_done) = true;
-    unit.complete = true;
     state.pending = false;
   }
 
   void accumulate(const Instruction& instruction) {
-    const auto group = index(instruction.group);
-    const auto& group_spec = spec(instruction.unit).groups[group];
-    auto& state = gradients_[index(instruction.unit)][group];
-    write_gradient(instruction.unit, group);
-    const bool from_slot = gradient_sharded(group_spec) && instruction.axis == AxisKind::none;
-    const bool from_both = gradient_sharded_outer(group_spec);
-    if (from_slot || from_both) {
-      if (!state.reduced || (from_both && !state.outer_done)) {
-        refuse("adds '", group_spec.name, "' to the main gradient before it is reduced");
-      }
-      if (instruction.overwrite != (state.contributions == 0)) {
-        refuse(
-            instruction.overwrite ? "overwrites earlier gradients of '" : "adds '", group_spec.name,
-            instruction.overwrite ? "'" : "' to gradients of the last step");
-      }
-      read_slot(instruction.slot);
-      ++state.contributions;
-      state.pending = state.reduced = false;
-      state.divided = true;
-      state.outer_done = false;
-      close_slot(instruction.unit);
-      return;
-    }
-    if (instruction.slot != kNone) {
-      if (!state.staged) refuse("copies back '", group_spec.name, "', which was not staged");
-      read_slot(instruction.slot);
-      state.staged = false;
-    }
-    if (!(instruction.axis == AxisKind::outer ? state.outer_done : state.inner_done)) {
+    const auto& group_spec = spec(instruction.unit).groups[index(instruction.group)];
+    write_gradient(instruction.unit, index(instruction.group));
+    const bool from_slot = instruction.axis == AxisKind::outer ? gradient_sharded_outer(group_spec)
+                                                               : gradient_sharded(group_spec);
+    if (from_slot) return accumulate_slot(instruction, group_spec);
+    auto& state = gradients_[index(instruction.unit)][index(instruction.group)];
+    const bool outer = instruction.axis == AxisKind::outer;
+    require_slot(instruction, state.staged);
+    if (!(outer ? state.outer_done && state.staged != kNone : state.inner_done)) {
       refuse("divides '", group_spec.name, "' before it is reduced");
     }
+    if (!outer && state.divided) refuse("divides '", group_spec.name, "' twice");
+    if (!instruction.overwrite) {
+      refuse("adds '", group_spec.name, "' to the gradients that it was reduced from");
+    }
+    if (state.staged != kNone) {
+      read_slot(state.staged);
+      disown(state.staged);
+      state.staged = kNone;
+    }
     state.divided = true;
+  }
+
+  /// This pass's gradients, reduced, leave their slot.
+  void accumulate_slot(const Instruction& instruction, const GroupSpec& group_spec) {
+    auto& state = gradients_[index(instruction.unit)][index(instruction.group)];
+    require_slot(instruction, program_.place(instruction.unit).gradients);
+    if (!state.reduced || (gradient_sharded_outer(group_spec) && !state.sent)) {
+      refuse("adds '", group_spec.name, "' to the main gradient before it is reduced");
+    }
+    if (instruction.overwrite != (state.contributions == 0)) {
+      refuse(
+          instruction.overwrite ? "overwrites earlier gradients of '" : "adds '", group_spec.name,
+          instruction.overwrite ? "'" : "' to gradients of the last step");
+    }
+    if (state.staged != kNone || state.outer_done) {
+      refuse("adds '", group_spec.name, "' to a main gradient that is reduced already");
+    }
+    read_slot(instruction.slot);
+    ++state.contributions;
+    state.pending = state.reduced = state.sent = false;
+    state.divided = true;
+    close_slot(instruction.unit);
   }
 
   /// The slot is free when the last of the unit's groups has left it.
@@ -442,7 +503,7 @@ class Prover {
         return;
       }
     }
-    slot_owner_[index(program_.place(number).gradients)] = kNone;
+    disown(program_.place(number).gradients);
     units_[index(number)].opened = false;
   }
 
@@ -461,7 +522,7 @@ class Prover {
       }
     }
     for (size_t unit = 0; unit < units_.size(); ++unit) {
-      if (!called_[unit]) continue;
+      if (calls_[unit] == 0) continue;
       const auto number = static_cast<int32_t>(unit);
       for (size_t group = 0; group < gradients_[unit].size(); ++group) {
         const auto& group_spec = spec(number).groups[group];
@@ -484,7 +545,7 @@ class Prover {
     }
     const bool inner = gradient_sharded(group) || state.inner_done;
     const bool outer = !group.has_outer || gradient_sharded_outer(group) || state.outer_done;
-    if (!inner || !state.divided || !outer || state.staged) {
+    if (!inner || !state.divided || !outer || state.staged != kNone) {
       refuse("the reduction of '", group.name, "' is not drained before the update");
     }
   }
@@ -494,7 +555,7 @@ class Prover {
     for (size_t unit = 0; unit < units_.size(); ++unit) {
       const auto& groups = spec(static_cast<int32_t>(unit)).groups;
       for (size_t group = 0; group < groups.size(); ++group) {
-        if (called_[unit] && groups[group].trainable) {
+        if (calls_[unit] > 0 && groups[group].trainable) {
           write_weights(static_cast<int32_t>(unit), group);
         }
         const bool stale = groups[group].trainable &&
@@ -507,6 +568,11 @@ class Prover {
   void end_section() {
     for (size_t unit = 0; unit < units_.size(); ++unit) {
       const auto& unit_spec = program_.units()[unit];
+      if (section_->kind != Section::Kind::update && units_[unit].computed != calls_[unit]) {
+        refuse(
+            "'", unit_spec.name, "' computes ", units_[unit].computed, " times instead of ",
+            calls_[unit]);
+      }
       const bool may_stay = unit_spec.keep_gathered && section_->kind == Section::Kind::forward;
       if (units_[unit].live && !may_stay) {
         refuse("'", unit_spec.name, "' is gathered and never released");
@@ -521,7 +587,7 @@ class Prover {
   const Section* section_ = nullptr;
   std::vector<std::vector<int32_t>> overlapping_;  // by slot: those that share a byte with it
   std::vector<Resource> slots_;
-  std::vector<int32_t> slot_owner_;
+  std::vector<Owner> slot_owner_;
   std::vector<std::vector<Resource>> weights_;
   std::vector<std::vector<Resource>> main_gradients_;
   std::vector<std::vector<GradientState>> gradients_;
@@ -529,7 +595,7 @@ class Prover {
   std::vector<std::vector<int64_t>> outer_version_;
   std::vector<UnitState> units_;
   std::vector<Clock> event_clock_;
-  std::vector<bool> called_;
+  std::vector<int> calls_;  // of each unit, in a pass
   std::array<Clock, kStreams> stream_clock_{};
   Clock ticks_{};
   Clock now_{};
@@ -564,10 +630,11 @@ std::vector<Sequence> typical_sequences(const Program& program) {
        backward(false, true, true), forward(false, false, false), update,
        forward(true, false, false), forward(false, true, false), backward(true, false, true),
        forward(false, true, false), backward(false, true, true), update},
-      // Two forwards before two backwards, and validation between them.
+      // Three forwards before three backwards, and validation between them.
       {forward(false, true, false), forward(false, true, true), forward(false, false, true),
-       backward(true, false, true), backward(false, true, false), update,
-       forward(true, true, false), backward(true, true, true), update},
+       forward(false, true, true), backward(true, false, true), backward(false, false, false),
+       backward(false, true, false), update, forward(true, true, false), backward(true, true, true),
+       update},
   };
 }
 
@@ -585,6 +652,11 @@ std::optional<Refusal> find_fault(const Program& program) {
             "the peak of ", bytes.peak(), " bytes (", bytes.rest(), " at rest, ", bytes.arena,
             " in slots) is above the budget of ", budget,
             ": lower the prefetch depth, shard more, or raise it")};
+  }
+  for (const auto& slot : program.slots()) {
+    if (slot.offset < 0 || slot.offset + slot.bytes > bytes.arena) {
+      return Refusal{"memory", kNone, text("slot '", slot.name, "' reaches beyond the arena")};
+    }
   }
   for (const auto& sequence : typical_sequences(program)) {
     if (auto fault = find_fault(program, sequence)) return fault;

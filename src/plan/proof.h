@@ -35,8 +35,8 @@ struct Refusal {
 using Sequence = std::vector<const Section*>;
 
 /// Sequences that together contain every neighbourhood a run can produce: accumulation over several
-/// passes, two forwards before two backwards, validation at any point, and the step after an
-/// update.
+/// passes, several forwards before as many backwards, validation at any point, and the step after
+/// an update.
 std::vector<Sequence> typical_sequences(const Program& program);
 
 /// The first fault of one sequence.

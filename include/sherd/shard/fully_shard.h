@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sherd/export.h"
+#include "sherd/plan/program.h"
+#include "sherd/shard/options.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace sherd {
+
+/// Makes a module a unit: its parameters, less those of units inside it, are gathered just before
+/// it computes and released just after, and their gradients are reduced. After construction, inner
+/// modules first, the whole model last: that one is the root. Collective: all ranks shard the same
+/// modules in the same order. Must be called through its holder (SHERD_MODULE) or sherd::call.
+///
+/// A parameter that two units use belongs to the nearest unit around both.
+SHERD_API void fully_shard(
+    const std::shared_ptr<torch::nn::Module>& module, const ShardOptions& options = {});
+
+/// A holder of any kind.
+template <class Contained>
+void fully_shard(
+    const torch::nn::ModuleHolder<Contained>& module, const ShardOptions& options = {}) {
+  fully_shard(std::shared_ptr<torch::nn::Module>(module.ptr()), options);
+}
+
+// ---- the step; `model` is a root
+// -----------------------------------------------------------------
+
+/// How many backwards make a step; 1 unless said.
+SHERD_API void micro_batches(const torch::nn::Module& model, int64_t count);
+/// The pass of a rank that has no data for it: takes part in every collective, with zero gradients.
+/// Counts as a forward and backward, or under NoGradGuard as a forward.
+SHERD_API void idle_pass(const torch::nn::Module& model);
+/// Blocks until all communication is done.
+SHERD_API void finish(const torch::nn::Module& model);
+
+/// What an optimizer updates: of each trainable parameter, this rank's elements of the main weight
+/// (flat, maybe none). They have gradients from the end of the step's last backward to publish().
+SHERD_API std::vector<at::Tensor> parameters(const torch::nn::Module& model);
+/// The same, with the parameters' names.
+SHERD_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(
+    const torch::nn::Module& model);
+/// After the optimizer's step: the model computes with the new weights from the next pass on.
+SHERD_API void publish(const torch::nn::Module& model);
+
+struct StepOptions {
+  /// This rank's tokens in this step; needed for, and only for, Loss::per_token.
+  std::optional<int64_t> tokens{};
+};
+/// Update and publish: divides by all ranks' tokens where the loss is per token, lets the optimizer
+/// (over sherd::parameters) step, and publishes.
+SHERD_API void step(
+    const torch::nn::Module& model,
+    torch::optim::Optimizer& optimizer,
+    const StepOptions& options = {});
+
+/// The norm of the step's gradient over all parameters and ranks, each element counted once.
+/// Collective; blocks.
+SHERD_API double gradient_norm(const torch::nn::Module& model);
+
+// ---- looking inside
+// ------------------------------------------------------------------------------
+
+/// The step as data: print it, count it, compare it. Builds it if no pass has.
+SHERD_API const Program& program(const torch::nn::Module& model);
+/// Bytes of everything that Sherd holds for the model on this rank.
+SHERD_API int64_t allocated_bytes(const torch::nn::Module& model);
+/// All main weights, whole, by name. Collective; blocks; as large as the model.
+SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(
+    const torch::nn::Module& model);
+/// Runs `edit` while the parameters of one unit are whole and may be written (the same on all
+/// ranks), and keeps what it wrote. Between passes only. Collective; blocks.
+SHERD_API void edit_parameters(torch::nn::Module& unit, const std::function<void()>& edit);
+
+/// For a function that writes a parameter's gradient itself, in the backward: where to, in the
+/// parameter's shape, and whether it is the first to write. It must write, and return no gradient.
+struct GradientTarget {
+  at::Tensor buffer;
+  bool overwrite = true;
+};
+/// Nothing where the parameter is no unit's, or its unit is not in a backward.
+SHERD_API std::optional<GradientTarget> gradient_target(const at::Tensor& parameter);
+
+#define SHERD_FOR_HOLDERS(name, result)                                          \
+  template <class Contained, class... Args>                                      \
+  result name(const torch::nn::ModuleHolder<Contained>& model, Args&&... args) { \
+    return name(*model, std::forward<Args>(args)...);                            \
+  }
+SHERD_FOR_HOLDERS(micro_batches, void)
+SHERD_FOR_HOLDERS(idle_pass, void)
+SHERD_FOR_HOLDERS(finish, void)
+SHERD_FOR_HOLDERS(parameters, auto)
+SHERD_FOR_HOLDERS(named_parameters, auto)
+SHERD_FOR_HOLDERS(publish, void)
+SHERD_FOR_HOLDERS(step, void)
+SHERD_FOR_HOLDERS(gradient_norm, double)
+SHERD_FOR_HOLDERS(program, const Program&)
+SHERD_FOR_HOLDERS(allocated_bytes, int64_t)
+SHERD_FOR_HOLDERS(full_parameters, auto)
+#undef SHERD_FOR_HOLDERS
+template <class Contained>
+void edit_parameters(torch::nn::ModuleHolder<Contained> unit, const std::function<void()>& edit) {
+  edit_parameters(static_cast<torch::nn::Module&>(*unit), edit);
+}
+
+}  // namespace sherd

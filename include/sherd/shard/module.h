@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/any_module_holder.h>
+#include <torch/nn/pimpl.h>
+
+#include <array>
+#include <concepts>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "sherd/shard/boundary.h"
+
+namespace sherd {
+
+// ---- the tensors of a value
+// ---------------------------------------------------------------------- A unit may return a
+// tensor, or tuples, pairs, vectors, arrays, maps and optionals of what it may return. For a struct
+// of yours, define beside it
+//   template <class Visitor> void visit_tensors(const YourStruct& value, Visitor visitor) {
+//     visitor(value.hidden); visitor(value.losses);
+//   }
+
+namespace detail {
+
+template <class T>
+struct TensorsOf;
+
+template <class T, class Visitor>
+void each_tensor(const T& value, Visitor& visitor) {
+  TensorsOf<std::remove_cvref_t<T>>::visit(value, visitor);
+}
+
+template <class T>
+concept HasVisitTensors = requires(const T& value) {
+  visit_tensors(value, [](const auto&) {});
+};
+
+template <class T>
+struct TensorsOf {
+  template <class Visitor>
+  static void visit(const T& value, Visitor& visitor) {
+    if constexpr (std::convertible_to<const T&, const at::Tensor&>) {
+      visitor(static_cast<const at::Tensor&>(value));
+    } else if constexpr (HasVisitTensors<T>) {
+      visit_tensors(value, [&](const auto& inner) { each_tensor(inner, visitor); });
+    } else {
+      static_assert(
+          std::is_arithmetic_v<T> || std::is_enum_v<T> || std::convertible_to<T, std::string>,
+          "sherd: a unit returns a type whose tensors are not known: define visit_tensors for it");
+    }
+  }
+};
+
+template <class T>
+struct TensorsOf<std::optional<T>> {
+  template <class Visitor>
+  static void visit(const std::optional<T>& value, Visitor& visitor) {
+    if (value) each_tensor(*value, visitor);
+  }
+};
+
+template <class... Ts>
+struct TensorsOf<std::tuple<Ts...>> {
+  template <class Visitor>
+  static void visit(const std::tuple<Ts...>& value, Visitor& visitor) {
+    std::apply([&](const auto&... parts) { (each_tensor(parts, visitor), ...); }, value);
+  }
+};
+
+template <class A, class B>
+struct TensorsOf<std::pair<A, B>> {
+  template <class Visitor>
+  static void visit(const std::pair<A, B>& value, Visitor& visitor) {
+    each_tensor(value.first, visitor);
+    each_tensor(value.second, visitor);
+  }
+};
+
+template <class Range>
+struct TensorsOfRange {
+  template <class Visitor>
+  static void visit(const Range& value, Visitor& visitor) {
+    for (const auto& part : value) each_tensor(part, visitor);
+  }
+};
+template <class T>
+struct TensorsOf<std::vector<T>> : TensorsOfRange<std::vector<T>> {};
+template <class T, size_t N>
+struct TensorsOf<std::array<T, N>> : TensorsOfRange<std::array<T, N>> {};
+template <class K, class V>
+struct TensorsOf<std::map<K, V>> : TensorsOfRange<std::map<K, V>> {};
+
+/// A call on its way through the boundary; a forward that throws leaves every unit resting.
+class Crossing {
+ public:
+  explicit Crossing(const torch::nn::Module& module) : call_(before_forward(module)) {}
+  ~Crossing() {
+    if (!left_) abandon(call_);
+  }
+  Crossing(const Crossing&) = delete;
+  Crossing& operator=(const Crossing&) = delete;
+
+  template <class T>
+  void leave(const T& result) {
+    std::vector<at::Tensor> outputs;
+    const auto collect = [&](const at::Tensor& tensor) { outputs.push_back(tensor); };
+    each_tensor(result, collect);
+    leave_with(outputs);
+  }
+  void leave_with(std::span<const at::Tensor> outputs) {
+    after_forward(call_, outputs);
+    left_ = true;
+  }
+
+ private:
+  UnitCall call_;
+  bool left_ = false;
+};
+
+}  // namespace detail
+
+/// Calls a module's forward through its boundary: what the holder of SHERD_MODULE does.
+template <std::derived_from<torch::nn::Module> M, class... Args>
+auto call(M& module, Args&&... args)
+    -> decltype(std::declval<M&>().forward(std::forward<Args>(args)...)) {
+  using Result = decltype(module.forward(std::forward<Args>(args)...));
+  detail::Crossing crossing(module);
+  if constexpr (std::is_void_v<Result>) {
+    module.forward(std::forward<Args>(args)...);
+    crossing.leave_with({});
+  } else {
+    Result result = module.forward(std::forward<Args>(args)...);
+    crossing.leave(result);
+    return static_cast<Result>(result);
+  }
+}
+
+template <class Contained, class... Args>
+auto call(const torch::nn::ModuleHolder<Contained>& holder, Args&&... args)
+    -> decltype(call(std::declval<Contained&>(), std::forward<Args>(args)...)) {
+  return call(*holder.ptr(), std::forward<Args>(args)...);
+}
+
+/// torch's holder, whose call is a boundary.
+template <class Contained>
+class ModuleHolder : public torch::nn::ModuleHolder<Contained> {
+ public:
+  using torch::nn::ModuleHolder<Contained>::ModuleHolder;
+
+  template <class... Args>
+  auto operator()(Args&&... args)
+      -> decltype(std::declval<Contained&>().forward(std::forward<Args>(args)...)) {
+    return sherd::call(*this->ptr(), std::forward<Args>(args)...);
+  }
+};
+
+namespace detail {
+/// SHERD_MODULE marks its Impl with a function that is found by its argument.
+template <class M>
+concept IsSherdModule = requires(const M* module) {
+  sherd_module_mark(module);
+};
+}  // namespace detail
+
+}  // namespace sherd
+
+/// In place of TORCH_MODULE_IMPL and TORCH_MODULE.
+#define SHERD_MODULE_IMPL(Name, ImplType)                            \
+  class Name : public sherd::ModuleHolder<ImplType> { /*NOLINT*/     \
+   public:                                                           \
+    using sherd::ModuleHolder<ImplType>::ModuleHolder;               \
+    using Impl = ImplType;                                           \
+  };                                                                 \
+  [[maybe_unused]] inline void sherd_module_mark(const ImplType*) {} \
+  static_assert(true)
+#define SHERD_MODULE(Name) SHERD_MODULE_IMPL(Name, Name##Impl)
+
+namespace torch::nn {
+
+/// Modules of SHERD_MODULE inside a Sequential or an AnyModule: called through their boundary.
+template <class ModuleType, class... ArgumentTypes>
+requires sherd::detail::IsSherdModule<ModuleType>
+struct AnyModuleHolder<ModuleType, ArgumentTypes...> : public AnyModulePlaceholder {
+  explicit AnyModuleHolder(std::shared_ptr<ModuleType>&& held)
+      : AnyModulePlaceholder(typeid(ModuleType)), module(std::move(held)) {}
+
+  AnyValue forward(std::vector<AnyValue>&& arguments) override {
+    const auto most = sizeof...(ArgumentTypes);
+    const bool defaults = module->_forward_has_default_args();
+    const size_t least = defaults ? module->_forward_num_required_args() : most;
+    TORCH_CHECK(
+        arguments.size() >= least && arguments.size() <= most, c10::demangle(type_info.name()),
+        "'s forward() takes ", least, " to ", most, " arguments, not ", arguments.size(),
+        defaults ? "" : "; declare default arguments with FORWARD_HAS_DEFAULT_ARGS");
+    if (defaults) arguments = module->_forward_populate_default_args(std::move(arguments));
+    return invoke(arguments, std::index_sequence_for<ArgumentTypes...>());
+  }
+
+  std::shared_ptr<Module> ptr() override { return module; }
+
+  std::unique_ptr<AnyModulePlaceholder> copy() const override {
+    return std::make_unique<AnyModuleHolder>(*this);
+  }
+
+  std::unique_ptr<AnyModulePlaceholder> clone_module(std::optional<Device> device) const override {
+    return std::make_unique<AnyModuleHolder>(
+        std::dynamic_pointer_cast<ModuleType>(module->clone(device)));
+  }
+
+  std::shared_ptr<ModuleType> module;
+
+ private:
+  template <class T>
+  std::decay_t<T>&& argument(std::vector<AnyValue>& arguments, size_t index) {
+    auto* value = arguments[index].template try_get<std::decay_t<T>>();
+    TORCH_CHECK(
+        value, "argument ", index, " of ", c10::demangle(type_info.name()), " is a ",
+        c10::demangle(arguments[index].type_info().name()), ", not a ",
+        c10::demangle(typeid(T).name()));
+    return std::move(*value);
+  }
+
+  template <size_t... Index>
+  AnyValue invoke(std::vector<AnyValue>& arguments, std::index_sequence<Index...>) {
+    return AnyValue(sherd::call(*module, argument<ArgumentTypes>(arguments, Index)...));
+  }
+};
+
+}  // namespace torch::nn

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sherd/buffer/dbuffer.h"
+#include "sherd/comm/mesh.h"
+#include "sherd/plan/layout.h"
+#include "sherd/plan/placement.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace sherd {
+
+/// What a step's gradients are, given each rank's loss of each micro-batch.
+enum class Loss : uint8_t {
+  mean,       ///< mean over data-parallel ranks, sum over micro-batches
+  sum,        ///< sum over both
+  per_token,  ///< sum over both, divided once by the number of tokens of all ranks
+};
+
+/// The dtypes of a group beside that of its parameters; absent ones follow the one before.
+struct Dtypes {
+  std::optional<c10::ScalarType> main{};      ///< main weight; default: the parameter's
+  std::optional<c10::ScalarType> gradient{};  ///< main gradient; default: the main weight's
+  std::optional<c10::ScalarType> reduce{};    ///< on the wire; default: the main gradient's
+};
+
+/// Other ways for some parameters of a unit.
+struct ParameterRule {
+  /// Names within the unit; '*' stands for anything.
+  std::string match;
+  std::optional<Mesh> mesh{};
+  std::optional<DataAxes> axes{};
+  std::optional<Placement> placement{};
+  std::optional<Granule> granule{};
+};
+
+/// How a unit is sharded. All ranks pass the same.
+struct ShardOptions {
+  /// Default: all ranks of this run along one axis, `dp`.
+  std::optional<Mesh> mesh{};
+  /// The data-parallel axes of the mesh; default: `dp`, and `dp_outer` where the mesh has it.
+  std::optional<DataAxes> axes{};
+  Placement placement{Strategy::optim_grads_params};
+  Dtypes dtypes{};
+  /// Stay gathered between forward and backward: one gather less, at the price of memory.
+  bool keep_gathered = false;
+  /// Units to gather when this one starts its forward. Default: the next `prefetch_depth`.
+  std::vector<std::shared_ptr<torch::nn::Module>> prefetch{};
+  std::vector<ParameterRule> rules{};
+
+  // Of the root alone; what inner units say here is not read.
+  int64_t prefetch_depth = 1;  ///< in units
+  Loss loss = Loss::mean;
+  int64_t budget = 0;  ///< bytes that Sherd may take on this device; 0: no limit
+};
+
+}  // namespace sherd

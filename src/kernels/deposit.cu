@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/deposit_types.h"
+
+namespace sherd {
+namespace {
+
+constexpr int kMost = 64;  // deposits of one launch: they travel as its argument
+constexpr int kThreads = 256;
+constexpr int kVector = 4;  // elements that a thread moves at a time, where alignment allows
+
+struct Batch {
+  Deposit deposits[kMost];
+};
+
+template <class T>
+struct alignas(sizeof(T) * kVector) Vector {
+  T values[kVector];
+};
+
+template <class Target, class Source>
+__device__ void put(Target& target, const Source& source, bool add, double divisor) {
+  using Math = DepositMath<Target, Source>;
+  const Math value = static_cast<Math>(source) / static_cast<Math>(divisor);
+  target = deposit_cast<Target>(add ? static_cast<Math>(target) + value : value);
+}
+
+/// blockIdx.y names the deposit; the blocks along x share its elements.
+template <class Target, class Source>
+__global__ void deposit_kernel(const Batch batch, double divisor) {
+  const Deposit& one = batch.deposits[blockIdx.y];
+  auto* target = static_cast<Target*>(one.target);
+  const auto* source = static_cast<const Source*>(one.source);
+  const int64_t start = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  const bool aligned = reinterpret_cast<uintptr_t>(target) % alignof(Vector<Target>) == 0 &&
+                       reinterpret_cast<uintptr_t>(source) % alignof(Vector<Source>) == 0;
+  const int64_t vectors = aligned ? one.count / kVector : 0;
+  for (int64_t i = start; i < vectors; i += stride) {
+    auto& wide = reinterpret_cast<Vector<Target>*>(target)[i];
+    const auto values = reinterpret_cast<const Vector<Source>*>(source)[i];
+    Vector<Target> result;
+    if (one.add) result = wide;
+    for (int k = 0; k < kVector; ++k) {
+      put(result.values[k], values.values[k], one.add, divisor);
+    }
+    wide = result;
+  }
+  for (int64_t i = vectors * kVector + start; i < one.count; i += stride) {
+    put(target[i], source[i], one.add, divisor);
+  }
+}
+
+}  // namespace
+
+void deposit_on_cuda(std::span<const Deposit> deposits, const DepositKind& kind) {
+  constexpr int64_t kMostBlocks = 1024;
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  for (size_t begin = 0; begin < deposits.size(); begin += kMost) {
+    const auto some = deposits.subspan(begin, std::min<size_t>(kMost, deposits.size() - begin));
+    Batch batch;
+    int64_t most = 0;
+    for (size_t i = 0; i < some.size(); ++i) {
+      batch.deposits[i] = some[i];
+      most = std::max(most, some[i].count);
+    }
+    if (most == 0) continue;
+    constexpr int64_t kPerBlock = kThreads * kVector;
+    const auto blocks =
+        static_cast<unsigned>(std::min((most + kPerBlock - 1) / kPerBlock, kMostBlocks));
+    const dim3 grid(blocks, static_cast<unsigned>(some.size()));
+    with_deposit_type(kind.target, [&](auto target) {
+      with_deposit_type(kind.source, [&](auto source) {
+        deposit_kernel<decltype(target), decltype(source)>
+            <<<grid, kThreads, 0, stream>>>(batch, kind.divisor);
+      });
+    });
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+}
+
+}  // namespace sherd

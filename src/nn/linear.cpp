@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/nn/linear.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "sherd/shard/fully_shard.h"
+
+namespace sherd {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// G = dYᵀ · X, or that much more.
+void write_weight_gradient(
+    const GradientTarget& target, const at::Tensor& gradient, const at::Tensor& input) {
+  auto buffer = target.buffer;
+  const auto dtype = buffer.scalar_type();
+  const double beta = target.overwrite ? 0 : 1;
+  if (dtype == input.scalar_type()) {
+    at::addmm_out(buffer, buffer, gradient.t(), input, beta, 1);
+  } else if (buffer.is_cuda() && dtype == at::kFloat) {
+    // One product of 16-bit operands that accumulates in fp32.
+    at::addmm_out(buffer, buffer, gradient.t(), input, dtype, beta, 1);
+  } else {
+    at::addmm_out(buffer, buffer, gradient.to(dtype).t(), input.to(dtype), beta, 1);
+  }
+}
+
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& input,
+      const at::Tensor& weight,
+      const at::Tensor& bias) {
+    context->save_for_backward({input, weight});
+    context->saved_data["bias"] = bias.defined();
+    return at::linear(
+        input, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto& [input, weight] = std::tie(saved[0], saved[1]);
+    const auto& gradient = gradients[0];
+    if (!gradient.defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    const auto flat_gradient = gradient.reshape({-1, gradient.size(-1)});
+    at::Tensor input_gradient;
+    at::Tensor weight_gradient;
+    at::Tensor bias_gradient;
+    if (context->needs_input_grad(0)) input_gradient = gradient.matmul(weight);
+    if (context->needs_input_grad(1)) {
+      const auto flat_input = input.reshape({-1, input.size(-1)});
+      if (const auto target = gradient_target(weight)) {
+        write_weight_gradient(*target, flat_gradient, flat_input);
+      } else {
+        weight_gradient = at::mm(flat_gradient.t(), flat_input);
+      }
+    }
+    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
+      bias_gradient = flat_gradient.sum(0);
+    }
+    return {input_gradient, weight_gradient, bias_gradient};
+  }
+};
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  return LinearFunction::apply(input, weight, bias);
+}
+
+at::Tensor LinearImpl::forward(const at::Tensor& input) {
+  return linear(input, weight, bias);
+}
+
+}  // namespace sherd

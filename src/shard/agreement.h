@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sherd/comm/world.h"
+
+namespace sherd {
+
+/// What ranks tell each other on the side, on a communicator of their own: a small record at the
+/// start of each step, and whenever something unforeseen happens. Ranks whose records differ learn
+/// it all at once, exchange what they know in words, and throw an error that names both sides.
+class Agreement {
+ public:
+  enum class Kind : int64_t { step, order, unforeseen, recovery };
+  struct Record {
+    Kind kind{};
+    int64_t number = 0;  ///< of the step, or of collectives so far
+    int64_t hash = 0;    ///< of what must be equal
+    int64_t idle = 0;
+    friend bool operator==(const Record&, const Record&) = default;
+  };
+  /// What a rank says of itself where records differ: a line for the kind, then facts, one a line.
+  using Words = std::function<std::string()>;
+
+  /// Collective.
+  explicit Agreement(const World& world);
+
+  /// Sends this rank's record; one at a time.
+  void start(const Record& record, Words words);
+  /// Throws if the records are there and differ. Without `block` it returns at once if they are
+  /// not; with it, it waits, at most `limit` if one is given.
+  void check(bool block, std::optional<std::chrono::milliseconds> limit = {});
+  bool is_open() const { return open_; }
+
+  /// Everybody's order of units: that of the ranks with data, which must be the same. Blocks.
+  std::string agree_on_order(const std::string& order, bool idle);
+
+ private:
+  bool arrived();
+  void wait(std::optional<std::chrono::milliseconds> limit);
+  std::vector<Record> records() const;
+  std::vector<std::string> exchange(const std::string& text);
+  [[noreturn]] void refuse(const std::vector<Record>& all);
+  at::Tensor gather(const at::Tensor& mine);
+
+  World world_;
+  std::shared_ptr<Communicator> communicator_;
+  at::Tensor mine_;  // on the device, and beside it where the host can read and write
+  at::Tensor all_;
+  at::Tensor host_mine_;
+  at::Tensor host_all_;
+  Communicator::OnStream stream_;
+  Work work_;
+  Record record_;
+  Words words_;
+  bool open_ = false;
+};
+
+}  // namespace sherd

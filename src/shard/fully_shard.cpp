@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/shard/fully_shard.h"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <unordered_set>
+
+#include "shard/registry.h"
+#include "shard/runtime.h"
+
+namespace sherd {
+namespace {
+
+/// All ranks along one axis. It lives as long as a model that is sharded over it.
+std::shared_ptr<const Mesh> default_mesh() {
+  static std::mutex mutex;
+  static std::weak_ptr<Mesh> shared;
+  std::lock_guard lock(mutex);
+  auto mesh = shared.lock();
+  if (!mesh) {
+    const auto world = World::from_environment();
+    mesh = std::make_shared<Mesh>(world, std::vector<Axis>{{"dp", world.size()}});
+    shared = mesh;
+  }
+  return mesh;
+}
+
+std::string name_of(const torch::nn::Module& module) {
+  auto name = module.name();
+  if (const auto scope = name.rfind("::"); scope != std::string::npos) name.erase(0, scope + 2);
+  if (name.size() > 4 && name.ends_with("Impl")) name.erase(name.size() - 4);
+  return name;
+}
+
+bool contains(const torch::nn::Module& outer, const torch::nn::Module& inner) {
+  for (const auto& module : outer.modules(/*include_self=*/false)) {
+    if (module.get() == &inner) return true;
+  }
+  return false;
+}
+
+/// Parameters that the unit of `module` is to own, with their names; those of units inside it stay
+/// where they are, unless something outside such a unit uses them too.
+class Claim {
+ public:
+  explicit Claim(torch::nn::Module& module) : module_(module) { walk(module, ""); }
+
+  std::vector<Candidate> candidates() {
+    std::vector<Candidate> result;
+    for (auto& shared : shared_) {
+      // Used by two units: it belongs to the one around both, which is this one.
+      const auto owner = find_owner(shared.parameter);
+      if (owner.unit) take_from(*owner.unit, shared.parameter);
+      own_.push_back(shared);
+    }
+    std::unordered_set<const c10::TensorImpl*> seen;
+    for (auto& candidate : own_) {
+      if (seen.insert(candidate.parameter.unsafeGetTensorImpl()).second) {
+        result.push_back(std::move(candidate));
+      }
+    }
+    return result;
+  }
+
+ private:
+  void walk(const torch::nn::Module& module, const std::string& prefix) {
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      see({prefix + item.key(), item.value()});
+    }
+    for (const auto& child : module.named_children()) {
+      const auto inside = find_unit(child.value().get());
+      if (inside) {
+        see_unit(*child.value(), prefix + child.key() + ".");
+      } else {
+        walk(*child.value(), prefix + child.key() + ".");
+      }
+    }
+  }
+
+  /// A parameter that is used outside the units inside this module.
+  void see(Candidate candidate) {
+    const auto owner = find_owner(candidate.parameter);
+    if (!owner.unit) {
+      own_.push_back(std::move(candidate));
+      return;
+    }
+    const auto other = module_of(*owner.unit);
+    TORCH_CHECK_VALUE(
+        !other || !contains(*other, module_), "[shard] parameter '", candidate.name,
+        "' belongs to unit '", owner.unit->name(),
+        "', which contains this module: shard inner modules first");
+    shared_.push_back(std::move(candidate));
+  }
+
+  /// Parameters of an inner unit's module that this unit does not own are shared with another one.
+  void see_unit(const torch::nn::Module& unit_module, const std::string& prefix) {
+    for (const auto& item : unit_module.named_parameters()) {
+      const auto owner = find_owner(item.value());
+      const auto home = owner.unit ? module_of(*owner.unit) : nullptr;
+      const bool at_home = home && (home.get() == &unit_module || contains(unit_module, *home));
+      if (!at_home) shared_.push_back({prefix + item.key(), item.value()});
+    }
+  }
+
+  static void take_from(Unit& unit, const at::Tensor& parameter) {
+    if (unit.runtime) unit.runtime->check_resting("fully_shard");
+    auto all = unit.give_back();
+    std::erase_if(
+        all, [&](const Candidate& candidate) { return candidate.parameter.is_same(parameter); });
+    unit.take(all);
+  }
+
+  torch::nn::Module& module_;
+  std::vector<Candidate> own_;
+  std::vector<Candidate> shared_;
+};
+
+void check(const Candidate& candidate) {
+  const auto& parameter = candidate.parameter;
+  TORCH_CHECK_VALUE(
+      !parameter.is_meta(), "[shard] parameter '", candidate.name,
+      "' is on the meta device and has no values: give it some before it is sharded");
+  TORCH_CHECK_VALUE(
+      parameter.layout() == c10::kStrided, "[shard] parameter '", candidate.name, "' is ",
+      parameter.layout(), ": only dense parameters can be sharded");
+  TORCH_CHECK_VALUE(
+      !parameter.requires_grad() || can_deposit(parameter.scalar_type()), "[shard] parameter '",
+      candidate.name, "' is trainable and ", parameter.scalar_type(),
+      ": use floating point of 16 bits or more, or freeze it");
+}
+
+}  // namespace
+
+void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOptions& options) {
+  TORCH_CHECK_VALUE(module, "[shard] fully_shard of an empty module");
+  const auto name = name_of(*module);
+  if (const auto unit = find_unit(module.get())) {
+    TORCH_CHECK_VALUE(
+        false, "[shard] unit '", unit->name(), "' is sharded already: shard each module once");
+  }
+  TORCH_CHECK_VALUE(
+      options.prefetch_depth >= 0, "[shard] '", name, "': prefetch_depth is ",
+      options.prefetch_depth, "; it counts units, from 0");
+  const auto shared = options.mesh ? std::make_shared<const Mesh>(*options.mesh) : default_mesh();
+  const auto& mesh = *shared;
+  auto unit = std::make_shared<Unit>(name, options, shared);
+  const auto axes = unit->axes();
+  TORCH_CHECK_VALUE(
+      mesh.has(axes.inner) && (axes.outer.empty() || mesh.has(axes.outer)), "[shard] '", name,
+      "' is to be sharded over the axes '", axes.inner, "' and '", axes.outer,
+      "', which the mesh does not have: name its data-parallel axes in options.axes");
+  Claim claim(*module);
+  auto candidates = claim.candidates();
+  for (const auto& candidate : candidates) check(candidate);
+  unit->take(candidates);
+  register_unit(module, unit);
+}
+
+}  // namespace sherd

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "plan/group_shape.h"
+
+namespace sherd {
+namespace {
+
+PerAxis<int64_t> sizes_of(const GroupTraits& traits) {
+  const auto& [mesh, axes] = std::tie(traits.mesh, traits.axes);
+  return {mesh.size(axes.inner), axes.outer.empty() ? 1 : mesh.size(axes.outer)};
+}
+
+PerAxis<int64_t> coordinates_of(const GroupTraits& traits) {
+  const auto& [mesh, axes] = std::tie(traits.mesh, traits.axes);
+  return {mesh.coordinate(axes.inner), axes.outer.empty() ? 0 : mesh.coordinate(axes.outer)};
+}
+
+std::shared_ptr<const Layout> layout_of(
+    const GroupTraits& traits, const std::vector<Candidate>& candidates) {
+  std::vector<ParameterSpec> specs;
+  for (const auto& candidate : candidates) {
+    specs.push_back({candidate.name, candidate.parameter.sizes().vec(), candidate.granule});
+  }
+  size_t smallest = c10::elementSize(traits.model);
+  if (traits.trainable) {
+    for (const auto dtype : {traits.main, traits.gradient, traits.reduce}) {
+      smallest = std::min(smallest, c10::elementSize(dtype));
+    }
+  }
+  return std::make_shared<const Layout>(Layout::build(
+      std::move(specs), {.shards = traits.placement.shards(sizes_of(traits)),
+                         .element_size = static_cast<int64_t>(smallest)}));
+}
+
+c10::Device device_of(const GroupTraits& traits) {
+  return traits.mesh.world().device();
+}
+
+}  // namespace
+
+bool GroupTraits::same_as(const GroupTraits& other) const {
+  return model == other.model && trainable == other.trainable && placement == other.placement &&
+         axes.inner == other.axes.inner && axes.outer == other.axes.outer &&
+         &mesh.communicator(axes.inner) == &other.mesh.communicator(other.axes.inner);
+}
+
+Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate> candidates)
+    : label_(std::move(label)),
+      traits_(traits),
+      layout_(layout_of(traits, candidates)),
+      device_(device_of(traits)),
+      sizes_(sizes_of(traits)),
+      flat_(layout_->full_size() * static_cast<int64_t>(c10::elementSize(traits.model)), device_) {
+  const c10::NoGradGuard no_grad;
+  const auto coordinates = coordinates_of(traits_);
+  using enum Spread;
+  inner_ = part_of({shard, replicate}, sizes_, coordinates);
+  both_ = part_of({shard, shard}, sizes_, coordinates);
+  shares_weight_ = !traits_.trainable || traits_.main == traits_.model;
+  model_ = {
+      allocate(layout_->part_size(part(Role::parameter).count), traits_.model),
+      part(Role::parameter)};
+  if (shares_weight_) {
+    main_ = model_;
+  } else {
+    main_ = {
+        allocate(layout_->part_size(part(Role::optimizer).count), traits_.main),
+        part(Role::optimizer)};
+  }
+  for (size_t member = 0; member < candidates.size(); ++member) {
+    const auto& [name, parameter, granule] = candidates[member];
+    names_.push_back(name);
+    const auto values = parameter.detach().reshape({-1});
+    for (const auto* held : {&model_, shares_weight_ ? nullptr : &main_}) {
+      if (!held) continue;
+      const auto piece = layout_->held_by(held->part, static_cast<int64_t>(member));
+      held->storage.narrow(0, piece.offset, piece.length)
+          .copy_(values.narrow(0, piece.begin, piece.length));
+    }
+    // Own version counters: what the optimizer writes can be told from what Sherd writes.
+    main_pieces_.push_back(
+        held_run(*layout_, main_, part(Role::optimizer), static_cast<int64_t>(member))
+            .variable_data());
+  }
+  flat_.set(model_.storage.mutable_data_ptr());  // views are made of a storage that has data
+  for (size_t member = 0; member < candidates.size(); ++member) {
+    auto& parameter = candidates[member].parameter;
+    const auto sizes = parameter.sizes().vec();
+    auto full = at::empty({0}, model_.storage.options());
+    std::vector<int64_t> strides(sizes.size(), 1);
+    for (size_t dim = sizes.size(); dim-- > 1;) {
+      strides[dim - 1] = strides[dim] * std::max<int64_t>(sizes[dim], 1);
+    }
+    full.set_(flat_.storage(), layout_->offset(static_cast<int64_t>(member)), sizes, strides);
+    parameter.mutable_grad() = at::Tensor();
+    parameter.set_data(full);
+  }
+  if (gathers()) flat_.poison();
+  written_.assign(names_.size(), false);
+}
+
+Part Group::part(Role role) const {
+  return part_of(traits_.placement.spreads(role), sizes_, coordinates_of(traits_));
+}
+
+at::Tensor Group::allocate(int64_t elements, c10::ScalarType dtype) const {
+  return at::zeros({elements}, at::TensorOptions().dtype(dtype).device(device_));
+}
+
+GroupSpec Group::spec(const std::string& unit) const {
+  const auto size = [](c10::ScalarType dtype) {
+    return static_cast<int64_t>(c10::elementSize(dtype));
+  };
+  GroupSpec spec;
+  spec.name = unit + "/" + label_;
+  spec.elements = layout_->full_size();
+  spec.placement = traits_.placement;
+  spec.axis_sizes = sizes_;
+  spec.has_outer = !traits_.axes.outer.empty();
+  spec.bytes = {
+      size(traits_.model), size(traits_.main), size(traits_.gradient), size(traits_.reduce)};
+  spec.trainable = traits_.trainable;
+  spec.shares_weight = shares_weight_;
+  spec.reduces_in_place = traits_.reduce == traits_.gradient;
+  spec.layout = c10::str(
+      traits_.model, " ", traits_.main, " ", traits_.gradient, " ", traits_.reduce, " over ",
+      traits_.axes.inner, " ", traits_.axes.outer);
+  for (const auto& parameter : layout_->parameters()) {
+    spec.layout += c10::str(", ", parameter.name, " [", c10::Join(" ", parameter.shape), "]");
+  }
+  return spec;
+}
+
+bool Group::gathers() const {
+  return traits_.placement.spreads(Role::parameter).inner == Spread::shard;
+}
+
+bool Group::refreshes() const {
+  return traits_.trainable && part(Role::parameter).count != part(Role::optimizer).count;
+}
+
+bool Group::gradients_are_sharded() const {
+  return traits_.placement.spreads(Role::gradient).inner == Spread::shard;
+}
+
+void Group::set_message(const std::string& released, const std::string& stale) {
+  flat_.set_message(gathers() ? released : stale);
+}
+
+void Group::show() {
+  flat_.set(gathers() ? slot_.mutable_data_ptr() : model_.storage.mutable_data_ptr());
+}
+
+void Group::hide() {
+  flat_.poison();
+}
+
+void Group::allocate_gradient() {
+  if (!traits_.trainable || gradient_.storage.defined()) return;
+  const auto mine = part(Role::gradient);
+  gradient_ = {allocate(layout_->part_size(mine.count), traits_.gradient), mine};
+  for (size_t member = 0; member < names_.size(); ++member) {
+    gradient_pieces_.push_back(
+        held_run(*layout_, gradient_, part(Role::optimizer), static_cast<int64_t>(member))
+            .variable_data());
+  }
+}
+
+int64_t Group::allocated() const {
+  const auto bytes = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
+  };
+  return bytes(model_.storage) + (shares_weight_ ? 0 : bytes(main_.storage)) +
+         bytes(gradient_.storage);
+}
+
+void Group::publish() {
+  if (shares_weight_) return;
+  // Only this rank's part; the rest comes with the next refresh.
+  const auto mine = part(Role::optimizer);
+  const auto targets = runs(*layout_, model_, mine);
+  const auto sources = runs(*layout_, main_, mine);
+  deposit(deposits(targets, sources), {traits_.model, traits_.main, 1}, device_);
+}
+
+void Group::divide_gradient(double divisor) const {
+  const auto mine = runs(*layout_, gradient_, part(Role::optimizer));
+  deposit(deposits(mine, mine), {traits_.gradient, traits_.gradient, divisor}, device_);
+}
+
+at::Tensor Group::full_main() const {
+  const auto mine = part(Role::optimizer);
+  HeldPart full{allocate(layout_->full_size(), traits_.main), whole_};
+  const auto copy = [](const std::vector<Transfer>& transfers) {
+    for (const auto& [output, input] : transfers) output.copy_(input);
+  };
+  copy(pair_runs(runs(*layout_, full, mine), runs(*layout_, main_, mine)));
+  const auto& spreads = traits_.placement.spreads(Role::optimizer);
+  if (spreads.outer == Spread::shard) {
+    const auto transfers = pair_runs(runs(*layout_, full, inner_), runs(*layout_, full, both_));
+    traits_.mesh.communicator(traits_.axes.outer).all_gather(transfers).synchronize();
+  }
+  if (spreads.inner == Spread::shard) {
+    const auto transfers = pair_runs(runs(*layout_, full, whole_), runs(*layout_, full, inner_));
+    traits_.mesh.communicator(traits_.axes.inner).all_gather(transfers).synchronize();
+  }
+  return full.storage;
+}
+
+at::Tensor Group::view(const at::Tensor& full, size_t member) const {
+  const auto& spec = layout_->parameters()[member];
+  const auto number = static_cast<int64_t>(member);
+  return full.narrow(0, layout_->offset(number), layout_->numel(number)).view(spec.shape);
+}
+
+void Group::take_main(const at::Tensor& full) {
+  const HeldPart all{full, whole_};
+  for (const auto* held : {&main_, &model_}) {
+    const auto from = runs(*layout_, all, held->part);
+    const auto to = runs(*layout_, *held, held->part);
+    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  }
+}
+
+}  // namespace sherd

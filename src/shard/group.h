@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "buffer/runs.h"
+#include "kernels/deposit.h"
+#include "shard/poison.h"
+#include "sherd/buffer/dbuffer.h"
+#include "sherd/comm/mesh.h"
+#include "sherd/plan/program.h"
+
+namespace sherd {
+
+/// A parameter on its way into a group.
+struct Candidate {
+  std::string name;  ///< within the unit
+  at::Tensor parameter;
+  Granule granule = Granule::element();
+};
+
+/// What all parameters of a group share.
+struct GroupTraits {
+  c10::ScalarType model{};
+  c10::ScalarType main{};
+  c10::ScalarType gradient{};
+  c10::ScalarType reduce{};
+  bool trainable = true;
+  Mesh mesh;
+  DataAxes axes;
+  Placement placement{Strategy::optim_grads_params};
+
+  bool same_as(const GroupTraits& other) const;
+};
+
+/// The communicators of a group over its two axes, for gathers and for reductions.
+struct GroupLinks {
+  PerAxis<Communicator*> gather{};
+  PerAxis<Communicator*> reduce{};
+};
+
+/// Where a program put a group: bytes of its arena.
+struct GroupPlace {
+  char* arena = nullptr;
+  at::Tensor owner;  ///< keeps the arena alive
+  int64_t parameters = kNone;
+  int64_t gradients = kNone;
+  int64_t stage_reduce = kNone;
+  int64_t stage_outer = kNone;
+};
+
+/// The parameters of a unit that share dtype, mesh, placement and trainability: main weight, model
+/// weight and main gradient, each one flat buffer of this rank's part. The module's parameters are
+/// views of one more flat storage of the full size, whose address is the slot's while the unit is
+/// gathered.
+class Group {
+ public:
+  /// Takes the parameters' values and makes them views of the flat storage.
+  Group(std::string label, const GroupTraits& traits, std::vector<Candidate> candidates);
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  const std::string& label() const { return label_; }
+  const GroupTraits& traits() const { return traits_; }
+  const Layout& layout() const { return *layout_; }
+  size_t size() const { return names_.size(); }
+  const std::string& name(size_t member) const { return names_[member]; }
+  GroupSpec spec(const std::string& unit) const;
+
+  // ---- the program's instructions ----------------------------------------------------------
+
+  /// Prepares every instruction for the given place, so that a step only issues them.
+  void bind(const GroupPlace& place, const GroupLinks& links, double divisor);
+  Work refresh(AxisKind axis, Communicator::OnStream stream) const;
+  Work gather(AxisKind axis, Communicator::OnStream stream) const;
+  Work reduce(AxisKind axis, bool scatter, Communicator::OnStream stream) const;
+  void stage(AxisKind axis) const;
+  void accumulate(AxisKind axis, bool overwrite) const;
+  /// Where the program did not foresee it: at once, and blocking the host.
+  void refresh_now() const;
+  at::Tensor gather_now() const;
+
+  // ---- parameters --------------------------------------------------------------------------
+
+  void set_message(const std::string& released, const std::string& stale);
+  /// The module's parameters have the values of the slot, or of the model weight where that is
+  /// full.
+  void show();
+  void hide();
+  bool shown() const { return flat_.is_set(); }
+  /// Shows a buffer of the full size instead.
+  void show(void* data) { flat_.set(data); }
+  bool gathers() const;
+  /// Other ranks' updates are not in the model weight yet.
+  bool refreshes() const;
+
+  // ---- gradients ---------------------------------------------------------------------------
+
+  /// Of the current pass (where gradients are sharded) or step.
+  void forget_gradients();
+  void deposit_gradient(size_t member, const at::Tensor& gradient);
+  /// For who writes the gradient himself: the buffer, in the parameter's shape. Counts as written.
+  struct Target {
+    at::Tensor buffer;
+    bool overwrite = true;
+  };
+  Target take_target(size_t member);
+  /// Makes what is pending, and zeroes what nothing was written to.
+  void settle_gradients();
+  /// Makes what is pending.
+  void flush();
+  void drop_pending();
+  bool gradients_are_sharded() const;
+
+  // ---- main weights ------------------------------------------------------------------------
+
+  /// This rank's elements of each parameter: of the main weight, flat.
+  const std::vector<at::Tensor>& main_pieces() const { return main_pieces_; }
+  const std::vector<at::Tensor>& gradient_pieces() const { return gradient_pieces_; }
+  /// Main weight to model weight.
+  void publish();
+  void allocate_gradient();
+  /// Divides the reduced gradient.
+  void divide_gradient(double divisor) const;
+  /// Of the main weight, all ranks' elements, in a buffer of its own. Collective.
+  at::Tensor full_main() const;
+  /// A parameter in such a buffer.
+  at::Tensor view(const at::Tensor& full, size_t member) const;
+  /// This rank's part of such a buffer becomes the main weight, and the model weight with it.
+  void take_main(const at::Tensor& full);
+  /// Bytes of all it has allocated.
+  int64_t allocated() const;
+
+ private:
+  Part part(Role role) const;
+  at::Tensor allocate(int64_t elements, c10::ScalarType dtype) const;
+  at::Tensor in_arena(const GroupPlace& place, int64_t offset, Part part, c10::ScalarType) const;
+  void bind_parameters(const GroupPlace& place);
+  void bind_gradients(const GroupPlace& place, double divisor);
+  std::vector<Deposit> deposits(
+      const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) const;
+
+  std::string label_;
+  GroupTraits traits_;
+  std::vector<std::string> names_;
+  std::shared_ptr<const Layout> layout_;
+  c10::Device device_;
+  PerAxis<int64_t> sizes_{};
+  Part whole_{0, 1};
+  Part inner_;  // over the inner axis alone
+  Part both_;
+  HeldPart model_;
+  HeldPart main_;
+  HeldPart gradient_;
+  bool shares_weight_ = true;
+  FlatStorage flat_;
+  std::vector<at::Tensor> main_pieces_;
+  std::vector<at::Tensor> gradient_pieces_;
+
+  // As bound.
+  GroupLinks links_;
+  at::Tensor slot_;           // the full parameters
+  at::Tensor gradient_slot_;  // the full gradients
+  PerAxis<std::vector<Transfer>> refresh_;
+  PerAxis<std::vector<Transfer>> gather_;
+  PerAxis<std::vector<Transfer>> scatter_;  // reduce-scatters, or
+  PerAxis<std::vector<at::Tensor>> all_reduce_;
+  PerAxis<std::vector<Deposit>> stage_;
+  struct Accumulation {
+    std::vector<Deposit> deposits;
+    DepositKind kind;
+  };
+  PerAxis<Accumulation> accumulate_;
+  DepositKind stage_kind_;
+
+  // Gradients that have arrived: where they go, and those that wait to be copied together.
+  std::vector<at::Tensor> targets_;
+  std::vector<bool> written_;
+  std::vector<Deposit> pending_;
+  std::vector<at::Tensor> pending_owners_;
+  c10::ScalarType pending_dtype_{};
+  int64_t pending_bytes_ = 0;
+};
+
+}  // namespace sherd

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a group does in a step: its instructions, prepared once.
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include "plan/group_shape.h"
+#include "shard/group.h"
+
+namespace sherd {
+namespace {
+
+template <class T>
+const T& of_axis(const PerAxis<T>& both, AxisKind axis) {
+  return axis == AxisKind::outer ? both.outer : both.inner;
+}
+
+/// Gradients below this are copied together, so that small ones don't cost a launch each.
+constexpr int64_t kCopyTogether = int64_t{4} << 20;
+
+}  // namespace
+
+at::Tensor Group::in_arena(
+    const GroupPlace& place, int64_t offset, Part part, c10::ScalarType dtype) const {
+  return at::from_blob(
+      place.arena + offset, {layout_->part_size(part.count)}, [owner = place.owner](void*) {},
+      at::TensorOptions().dtype(dtype).device(device_));
+}
+
+void Group::bind(const GroupPlace& place, const GroupLinks& links, double divisor) {
+  links_ = links;
+  bind_parameters(place);
+  allocate_gradient();
+  if (traits_.trainable) bind_gradients(place, divisor);
+}
+
+void Group::bind_parameters(const GroupPlace& place) {
+  const auto in = [&](const HeldPart& buffer, Part wanted) {
+    return runs(*layout_, buffer, wanted);
+  };
+  refresh_ = {};
+  gather_ = {};
+  slot_.reset();
+  const auto group = spec("");
+  if (gathers()) {
+    slot_ = in_arena(place, place.parameters, whole_, traits_.model);
+    const HeldPart slot{slot_, whole_};
+    const bool outer = gathers_outer(group);
+    if (outer) gather_.outer = pair_runs(in(slot, inner_), in(model_, both_));
+    gather_.inner = pair_runs(in(slot, whole_), outer ? in(slot, inner_) : in(model_, inner_));
+  }
+  if (!traits_.trainable) return;
+  if (refreshes_outer(group)) refresh_.outer = pair_runs(in(model_, inner_), in(model_, both_));
+  if (refreshes_inner(group)) refresh_.inner = pair_runs(in(model_, whole_), in(model_, inner_));
+}
+
+std::vector<Deposit> Group::deposits(
+    const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) const {
+  std::vector<Deposit> result;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    result.push_back(
+        {targets[i].mutable_data_ptr(), sources[i].const_data_ptr(), targets[i].numel(), false});
+  }
+  return result;
+}
+
+// The full gradients of a pass lie in the slot (where they are sharded), or those of the step in
+// the main gradient. Reductions are in place: this rank's part of what is reduced is where the
+// result goes. Where the reduce dtype is another, the main gradient is copied to a stage first.
+void Group::bind_gradients(const GroupPlace& place, double divisor) {
+  const auto in = [&](const HeldPart& buffer, Part wanted) {
+    return runs(*layout_, buffer, wanted);
+  };
+  const auto group = spec("");
+  const bool staged = !group.reduces_in_place;
+  scatter_ = {};
+  all_reduce_ = {};
+  stage_ = {};
+  accumulate_ = {};
+  gradient_slot_.reset();
+  stage_kind_ = {traits_.reduce, traits_.gradient, 1};
+  const DepositKind back{traits_.gradient, traits_.reduce, 1};
+  const DepositKind divided{traits_.gradient, traits_.reduce, divisor};
+  if (gradients_are_sharded()) {
+    gradient_slot_ = in_arena(place, place.gradients, whole_, traits_.reduce);
+    const HeldPart slot{gradient_slot_, whole_};
+    scatter_.inner = pair_runs(in(slot, inner_), in(slot, whole_));
+    const bool outer = gradient_sharded_outer(group);
+    if (outer) scatter_.outer = pair_runs(in(slot, both_), in(slot, inner_));
+    auto& accumulation = outer ? accumulate_.outer : accumulate_.inner;
+    const auto mine = gradient_.part;
+    accumulation = {deposits(in(gradient_, mine), in(slot, mine)), divided};
+  } else {
+    HeldPart reduced = gradient_;
+    if (staged) {
+      reduced = {in_arena(place, place.stage_reduce, whole_, traits_.reduce), whole_};
+      stage_.inner = deposits(in(reduced, whole_), in(gradient_, whole_));
+    }
+    const Part mine = optimizer_sharded(group) ? inner_ : whole_;
+    if (optimizer_sharded(group)) {
+      scatter_.inner = pair_runs(in(reduced, inner_), in(reduced, whole_));
+    } else {
+      all_reduce_.inner = in(reduced, whole_);
+    }
+    accumulate_.inner = {deposits(in(gradient_, mine), in(reduced, mine)), divided};
+  }
+  if (group.has_outer && !gradient_sharded_outer(group)) {
+    const Part mine = optimizer_sharded(group) ? inner_ : whole_;
+    const bool scatters = optimizer_sharded_outer(group);
+    const Part result = scatters ? both_ : mine;
+    HeldPart reduced = gradient_;
+    if (staged) {
+      reduced = {in_arena(place, place.stage_outer, mine, traits_.reduce), mine};
+      stage_.outer = deposits(in(reduced, mine), in(gradient_, mine));
+      accumulate_.outer = {deposits(in(gradient_, result), in(reduced, result)), back};
+    }
+    if (scatters) {
+      scatter_.outer = pair_runs(in(reduced, both_), in(reduced, mine));
+    } else {
+      all_reduce_.outer = in(reduced, mine);
+    }
+  }
+  targets_.clear();
+  const auto& arrives = gradients_are_sharded() ? gradient_slot_ : gradient_.storage;
+  for (size_t member = 0; member < names_.size(); ++member) {
+    targets_.push_back(view(arrives, member));
+  }
+}
+
+Work Group::refresh(AxisKind axis, Communicator::OnStream stream) const {
+  return of_axis(links_.gather, axis)->all_gather(of_axis(refresh_, axis), stream);
+}
+
+Work Group::gather(AxisKind axis, Communicator::OnStream stream) const {
+  return of_axis(links_.gather, axis)->all_gather(of_axis(gather_, axis), stream);
+}
+
+Work Group::reduce(AxisKind axis, bool scatter, Communicator::OnStream stream) const {
+  auto& link = *of_axis(links_.reduce, axis);
+  if (scatter) return link.reduce_scatter(of_axis(scatter_, axis), Reduction::sum(), stream);
+  return link.all_reduce(of_axis(all_reduce_, axis), Reduction::sum(), stream);
+}
+
+void Group::stage(AxisKind axis) const {
+  deposit(of_axis(stage_, axis), stage_kind_, device_);
+}
+
+void Group::accumulate(AxisKind axis, bool overwrite) const {
+  // Gradients sharded over both axes come from the slot after the outer reduction.
+  const bool outer = axis == AxisKind::outer || accumulate_.inner.deposits.empty();
+  const auto& [prepared, kind] = outer ? accumulate_.outer : accumulate_.inner;
+  const bool nothing_to_do = overwrite && kind.divisor == 1 && kind.target == kind.source &&
+                             !prepared.empty() &&
+                             prepared.front().target == prepared.front().source;
+  if (nothing_to_do) return;
+  if (overwrite) return deposit(prepared, kind, device_);
+  auto adding = prepared;
+  for (auto& one : adding) one.add = true;
+  deposit(adding, kind, device_);
+}
+
+void Group::refresh_now() const {
+  if (!refresh_.outer.empty()) refresh(AxisKind::outer, {}).synchronize();
+  if (!refresh_.inner.empty()) refresh(AxisKind::inner, {}).synchronize();
+}
+
+at::Tensor Group::gather_now() const {
+  HeldPart full{allocate(layout_->full_size(), traits_.model), whole_};
+  const bool outer = model_.part.count == both_.count && !gather_.outer.empty();
+  const auto mine = model_.part;
+  const auto place = pair_runs(runs(*layout_, full, mine), runs(*layout_, model_, mine));
+  for (const auto& [output, input] : place) output.copy_(input);
+  if (outer) {
+    links_.gather.outer
+        ->all_gather(pair_runs(runs(*layout_, full, inner_), runs(*layout_, full, both_)))
+        .synchronize();
+  }
+  links_.gather.inner
+      ->all_gather(pair_runs(runs(*layout_, full, whole_), runs(*layout_, full, inner_)))
+      .synchronize();
+  return full.storage;
+}
+
+void Group::forget_gradients() {
+  std::fill(written_.begin(), written_.end(), false);
+}
+
+void Group::deposit_gradient(size_t member, const at::Tensor& gradient) {
+  const auto& target = targets_[member];
+  auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
+  if (!can_deposit(values.scalar_type())) values = values.to(traits_.model);
+  values = values.contiguous();
+  const bool again = written_[member];
+  // A second gradient for one parameter has to see the first.
+  if (again || (!pending_.empty() && pending_dtype_ != values.scalar_type())) flush();
+  pending_dtype_ = values.scalar_type();
+  pending_.push_back({target.mutable_data_ptr(), values.const_data_ptr(), target.numel(), again});
+  pending_bytes_ += static_cast<int64_t>(values.nbytes());
+  pending_owners_.push_back(std::move(values));
+  written_[member] = true;
+  if (device_.is_cpu() || pending_bytes_ >= kCopyTogether) flush();
+}
+
+void Group::flush() {
+  if (pending_.empty()) return;
+  deposit(pending_, {targets_.front().scalar_type(), pending_dtype_, 1}, device_);
+  drop_pending();
+}
+
+void Group::drop_pending() {
+  pending_.clear();
+  pending_owners_.clear();
+  pending_bytes_ = 0;
+}
+
+Group::Target Group::take_target(size_t member) {
+  const bool again = written_[member];
+  if (again) flush();
+  written_[member] = true;
+  return {targets_[member], !again};
+}
+
+void Group::settle_gradients() {
+  flush();
+  for (size_t member = 0; member < names_.size(); ++member) {
+    if (!written_[member]) targets_[member].zero_();
+  }
+}
+
+}  // namespace sherd

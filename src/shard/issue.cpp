@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Executing instructions.
+#include <c10/util/Exception.h>
+
+#include "shard/runtime.h"
+
+namespace sherd {
+
+void Runtime::run(const Boundary& boundary) {
+  for (int32_t i = boundary.begin; i < boundary.end; ++i) {
+    issue(section_->instructions[static_cast<size_t>(i)]);
+  }
+}
+
+void Runtime::issue(const Instruction& instruction) {
+  if (instruction.stream == Stream::compute) return issue_on_compute(instruction);
+  const auto& group = *units_[static_cast<size_t>(instruction.unit)]
+                           ->groups()[static_cast<size_t>(instruction.group)];
+  const auto axis = instruction.axis;
+  using enum Lanes::Kind;
+  switch (instruction.action) {
+    case Action::refresh:
+      ++issued_;
+      return lanes_->issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
+        return group.refresh(axis, stream);
+      });
+    case Action::gather:
+      ++issued_;
+      return lanes_->issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
+        return group.gather(axis, stream);
+      });
+    case Action::reduce:
+      ++issued_;
+      return lanes_->issue(
+          instruction, collective,
+          [&group, axis, scatter = instruction.scatter](Communicator::OnStream stream) {
+            return group.reduce(axis, scatter, stream);
+          });
+    case Action::stage:
+      return lanes_->issue(instruction, kernel, [&group, axis](Communicator::OnStream) {
+        group.stage(axis);
+        return Work();
+      });
+    case Action::accumulate:
+      return lanes_->issue(
+          instruction, kernel,
+          [&group, axis, overwrite = instruction.overwrite](Communicator::OnStream) {
+            group.accumulate(axis, overwrite);
+            return Work();
+          });
+    default: TORCH_INTERNAL_ASSERT(false, "[shard] ", to_text(instruction.action), " off compute");
+  }
+}
+
+void Runtime::issue_on_compute(const Instruction& instruction) {
+  auto* unit = instruction.unit == kNone ? nullptr : units_[static_cast<size_t>(instruction.unit)];
+  switch (instruction.action) {
+    case Action::wait:
+      look_at_agreement(/*block=*/world_.device().is_cpu());
+      lanes_->wait(instruction.waits);
+      unit->show();
+      lanes_->disturb_compute();
+      return;
+    case Action::compute:
+      // Complete where it signals: no later call of the unit adds to its gradients.
+      if (phase_ == Phase::backward && instruction.signals != kNone) settle_gradients(*unit);
+      break;
+    case Action::release: unit->hide(); break;
+    case Action::open:
+      lanes_->wait(instruction.waits);
+      for (const auto& group : unit->groups()) {
+        if (group->gradients_are_sharded()) group->forget_gradients();
+      }
+      break;
+    case Action::drain: lanes_->wait(instruction.waits); break;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "[shard] ", to_text(instruction.action), " is not issued");
+  }
+  if (instruction.signals != kNone) lanes_->signal(instruction.signals);
+}
+
+/// What nothing was written to is zero: in the slot for this pass, in the main gradient for the
+/// step.
+void Runtime::settle_gradients(Unit& unit) {
+  unit.collecting = false;
+  for (const auto& group : unit.groups()) {
+    if (!group->traits().trainable) continue;
+    if (group->gradients_are_sharded() || backward_flags_.last) {
+      group->settle_gradients();
+    } else {
+      group->flush();
+    }
+  }
+}
+
+/// On CPU a gather can't end before all ranks have come this far, so waiting costs nothing, and a
+/// difference is found before anything is computed from it. On CUDA the host looks as it goes.
+void Runtime::look_at_agreement(bool block) {
+  if (agreement_->is_open()) agreement_->check(block);
+}
+
+}  // namespace sherd

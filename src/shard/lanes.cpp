@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/lanes.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+
+namespace sherd {
+
+/// CPU: one instruction on its way.
+struct Lanes::Item {
+  Kind kind{};
+  Start start;
+  std::vector<std::shared_ptr<Item>> after;  // signalled the events it waits for
+  Queue* queue = nullptr;
+  Work work;
+  bool started = false;
+  bool done = false;
+
+  bool finished() {
+    if (!done && started && work.done()) done = true;
+    return done;
+  }
+};
+
+Lanes::Lanes(c10::Device device, size_t events)
+    : device_(device),
+      on_cpu_(device.is_cpu()),
+      before_(c10::Stream(c10::Stream::DEFAULT, device)) {
+  if (on_cpu_) {
+    signalled_.resize(events);
+    return;
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  for (size_t stream = 0; stream < kStreams; ++stream) {
+    streams_.push_back(guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true));
+  }
+  recorded_.assign(events, false);
+  for (size_t event = 0; event < events; ++event) events_.emplace_back(device.type());
+}
+
+Lanes::~Lanes() {
+  abandon();
+}
+
+c10::Stream Lanes::current() const {
+  return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+}
+
+// ---- CUDA ---------------------------------------------------------------------------------------
+
+c10::Stream Lanes::begin(const Instruction& instruction, Kind kind) {
+  const auto stream = streams_[static_cast<size_t>(instruction.stream)];
+  for (const int32_t event : instruction.waits) {
+    if (recorded_[static_cast<size_t>(event)]) events_[static_cast<size_t>(event)].block(stream);
+  }
+  if (disturbance_) disturbance_(instruction.stream, stream);
+  // Kernels run on the current stream; collectives are given theirs.
+  if (kind == Kind::kernel) {
+    before_ = c10::impl::VirtualGuardImpl(device_.type()).exchangeStream(stream);
+  }
+  return stream;
+}
+
+void Lanes::end(const Instruction& instruction, c10::Stream stream, Kind kind) {
+  if (kind == Kind::kernel) c10::impl::VirtualGuardImpl(device_.type()).exchangeStream(before_);
+  if (instruction.signals == kNone) return;
+  events_[static_cast<size_t>(instruction.signals)].record(stream);
+  recorded_[static_cast<size_t>(instruction.signals)] = true;
+}
+
+// ---- CPU ----------------------------------------------------------------------------------------
+
+void Lanes::push(const Instruction& instruction, Kind kind, Start start) {
+  auto item = std::make_shared<Item>();
+  item->kind = kind;
+  item->start = std::move(start);
+  if (disturbance_) disturbance_(instruction.stream, {});
+  for (const int32_t event : instruction.waits) {
+    auto& signaller = signalled_[static_cast<size_t>(event)];
+    if (signaller && !signaller->finished()) item->after.push_back(signaller);
+  }
+  auto& queue = queues_[static_cast<size_t>(instruction.stream)];
+  item->queue = &queue;
+  queue.push_back(item);
+  if (instruction.signals != kNone) {
+    signalled_[static_cast<size_t>(instruction.signals)] = std::move(item);
+  }
+  pump();
+}
+
+/// A collective may start while earlier ones of its stream are under way (each communicator keeps
+/// the order of its own); a kernel waits for them, and everything waits for a kernel.
+bool Lanes::try_start(Queue& queue, size_t index) {
+  auto& item = *queue[index];
+  if (item.started) return true;
+  for (size_t i = 0; i < index; ++i) {
+    const bool passed = item.kind == Kind::kernel ? queue[i]->finished() : queue[i]->started;
+    if (!passed) return false;
+  }
+  for (const auto& other : item.after) {
+    if (!other->finished()) return false;
+  }
+  item.started = true;
+  item.after.clear();
+  item.work = item.start({});
+  if (item.kind == Kind::kernel) item.done = true;
+  return true;
+}
+
+void Lanes::pump() {
+  for (auto& queue : queues_) {
+    while (!queue.empty() && queue.front()->finished()) queue.pop_front();
+    for (size_t i = 0; i < queue.size(); ++i) {
+      if (!try_start(queue, i)) break;
+    }
+  }
+}
+
+void Lanes::complete(const std::shared_ptr<Item>& item) {
+  while (!item->finished()) {
+    const auto first = item->queue->front();
+    for (const auto& other : std::vector(first->after)) complete(other);
+    TORCH_INTERNAL_ASSERT(try_start(*item->queue, 0), "[shard] an instruction waits for itself");
+    if (!first->done) first->work.wait();
+    first->done = true;
+    item->queue->pop_front();
+    pump();
+  }
+}
+
+// ---- both ---------------------------------------------------------------------------------------
+
+void Lanes::wait(std::span<const int32_t> events) {
+  if (on_cpu_) {
+    for (const int32_t event : events) {
+      // A copy: completing it may let others signal the event anew.
+      const auto signaller = signalled_[static_cast<size_t>(event)];
+      if (signaller) complete(signaller);
+    }
+    return;
+  }
+  const auto stream = current();
+  for (const int32_t event : events) {
+    if (recorded_[static_cast<size_t>(event)]) events_[static_cast<size_t>(event)].block(stream);
+  }
+}
+
+void Lanes::signal(int32_t event) {
+  if (on_cpu_) {
+    signalled_[static_cast<size_t>(event)] = nullptr;  // the host has done it already
+    return;
+  }
+  events_[static_cast<size_t>(event)].record(current());
+  recorded_[static_cast<size_t>(event)] = true;
+}
+
+void Lanes::disturb_compute() {
+  if (!disturbance_) return;
+  if (on_cpu_) {
+    disturbance_(Stream::compute, {});
+  } else {
+    disturbance_(Stream::compute, current());
+  }
+}
+
+void Lanes::finish() {
+  for (auto& queue : queues_) {
+    while (!queue.empty()) {
+      const auto first = queue.front();
+      complete(first);
+      if (!queue.empty() && queue.front() == first) queue.pop_front();
+    }
+  }
+  if (on_cpu_) return;
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  for (const auto& stream : streams_) guard.synchronizeStream(stream);
+}
+
+void Lanes::abandon() noexcept {
+  for (auto& queue : queues_) queue.clear();  // what has started keeps its tensors alive
+  std::fill(signalled_.begin(), signalled_.end(), nullptr);
+  // With an exception on its way, peers may never join what is on the streams.
+  if (on_cpu_ || std::uncaught_exceptions() > 0) return;
+  try {
+    finish();
+  } catch (const std::exception&) {
+    // A device that fails can't be waited for.
+  }
+}
+
+}  // namespace sherd

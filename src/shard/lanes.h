@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "sherd/comm/communicator.h"
+#include "sherd/plan/program.h"
+
+namespace sherd {
+
+/// The streams and events of a program, on a device.
+///
+/// CUDA: three streams beside the current one, which is `compute`. Everything is enqueued at once;
+/// the host never waits. CPU: the compute stream is the host itself; each other stream is a queue
+/// whose collectives run on the progress thread as soon as what they wait for is there, and whose
+/// kernels run on the host, at the next call here.
+class Lanes {
+ public:
+  /// Started with its stream (CUDA); the returned Work is its end (CPU).
+  using Start = std::function<Work(Communicator::OnStream)>;
+  enum class Kind : uint8_t { collective, kernel };
+
+  Lanes(c10::Device device, size_t events);
+  ~Lanes();
+  Lanes(const Lanes&) = delete;
+  Lanes& operator=(const Lanes&) = delete;
+
+  size_t events() const { return on_cpu_ ? signalled_.size() : events_.size(); }
+
+  /// On a stream other than compute. `start` and what it refers to must live until the end.
+  template <class F>
+  void issue(const Instruction& instruction, Kind kind, F start) {
+    if (on_cpu_) {
+      push(instruction, kind, Start(std::move(start)));
+    } else {
+      const auto stream = begin(instruction, kind);
+      start(Communicator::OnStream(stream));
+      end(instruction, stream, kind);
+    }
+  }
+
+  /// Compute waits for the events: CUDA enqueues that, CPU blocks until they have happened.
+  void wait(std::span<const int32_t> events);
+  /// What compute has done by now is the event.
+  void signal(int32_t event);
+  /// CPU: starts what can be started.
+  void pump();
+  /// Blocks the host until everything issued is done. Throws what went wrong.
+  void finish();
+  /// Gives up on what was not started, and waits for the rest without throwing.
+  void abandon() noexcept;
+
+  /// Called with the stream (CUDA) or nothing (CPU) before each instruction of the kind, to disturb
+  /// the timing in tests.
+  using Disturbance = std::function<void(Stream, Communicator::OnStream)>;
+  void set_disturbance(Disturbance disturbance) { disturbance_ = std::move(disturbance); }
+  void disturb_compute();
+
+ private:
+  struct Item;
+  using Queue = std::deque<std::shared_ptr<Item>>;
+  void push(const Instruction& instruction, Kind kind, Start start);
+  bool try_start(Queue& queue, size_t index);
+  void complete(const std::shared_ptr<Item>& item);
+  c10::Stream begin(const Instruction& instruction, Kind kind);
+  void end(const Instruction& instruction, c10::Stream stream, Kind kind);
+  c10::Stream current() const;
+
+  c10::Device device_;
+  bool on_cpu_;
+  Disturbance disturbance_;
+
+  // CPU
+  std::array<Queue, kStreams> queues_;
+  std::vector<std::shared_ptr<Item>> signalled_;  // by event: who signalled it last
+
+  // CUDA
+  std::vector<c10::Stream> streams_;  // by Stream; compute's place is not used
+  std::deque<c10::Event> events_;
+  std::vector<bool> recorded_;
+  c10::Stream before_;  // the current stream while a kernel's is set
+};
+
+}  // namespace sherd

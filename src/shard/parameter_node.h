@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+
+#include "shard/unit.h"
+
+namespace sherd {
+
+// Note [Where gradients arrive]
+// Each parameter's gradient accumulator is replaced by a node that hands the gradient to the unit.
+// The engine calls it once per backward, when every use of the parameter in that backward has
+// contributed; it calls it too where a function kept the gradient for itself (a Linear that wrote
+// it into the buffer) and returned none. Nodes live from one forward to the next, so that a unit
+// called twice has one; they are made anew when the compute stream changes, because the engine runs
+// a node on the stream where it was made.
+struct ParameterNode final : torch::autograd::Node {
+  ParameterNode(const at::Tensor& parameter, std::weak_ptr<Unit> unit, size_t group, size_t member)
+      : Node(/*sequence_nr=*/UINT64_MAX), unit_(std::move(unit)), group_(group), member_(member) {
+    add_input_metadata(parameter);
+  }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    if (gradients.front().defined()) {
+      if (const auto unit = unit_.lock()) unit->receive(group_, member_, gradients.front());
+    }
+    return {};
+  }
+
+ private:
+  std::weak_ptr<Unit> unit_;
+  size_t group_;
+  size_t member_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward and backward: from the boundaries that a model crosses to the program's instructions.
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <chrono>
+#include <sstream>
+
+#include "shard/region.h"
+#include "shard/runtime.h"
+
+namespace sherd {
+namespace {
+
+/// How long ranks are waited for when something happens that the program does not foresee: they all
+/// do the same, or it is an error.
+constexpr std::chrono::milliseconds kUnforeseen{10'000};
+
+int64_t hash_of(const std::string& text) {
+  return static_cast<int64_t>(std::hash<std::string>()(text));
+}
+
+/// Called at the end of a backward, or destroyed without, when the backward failed.
+class BackwardEnd {
+ public:
+  BackwardEnd(std::weak_ptr<Runtime> runtime, std::function<void(Runtime&)> end)
+      : runtime_(std::move(runtime)), end_(std::move(end)) {}
+  ~BackwardEnd() {
+    if (called_) return;
+    if (const auto runtime = runtime_.lock()) runtime->abandon();
+  }
+  BackwardEnd(const BackwardEnd&) = delete;
+  BackwardEnd& operator=(const BackwardEnd&) = delete;
+
+  void operator()() {
+    if (const auto runtime = runtime_.lock()) end_(*runtime);
+    called_ = true;
+  }
+
+ private:
+  std::weak_ptr<Runtime> runtime_;
+  std::function<void(Runtime&)> end_;
+  bool called_ = false;
+};
+
+}  // namespace
+
+// ---- forward ------------------------------------------------------------------------------------
+
+UnitCall Runtime::before_forward(Unit& unit) {
+  if (replayed_region()) return replay(unit);
+  TORCH_CHECK(
+      phase_ != Phase::backward, "[shard] unit '", unit.name(),
+      "' is called in the backward: wrap what is computed again in sherd::recompute");
+  const bool train = c10::GradMode::is_enabled() || recorded_region() != nullptr;
+  if (phase_ == Phase::resting) {
+    TORCH_CHECK(
+        &unit == &root(), "[shard] unit '", unit.name(), "' is called outside its root '",
+        root().name(), "': call the root, or shard the unit's module on its own");
+    begin_pass(train, /*idle=*/false);
+  }
+  const int32_t region = region_number();
+  const auto ahead = find_ahead(unit);
+  UnitCall call;
+  if (ahead) {
+    run_forward(*ahead);
+    const auto& boundary = section_->boundaries[cursor_];
+    if (program_->order()[cursor_].recompute != region) deviate();
+    if (deviated_) trace_.push_back({unit.number, true, region});
+    call.position_ = deviated_ ? entered_++ : boundary.position;
+    frames_.push_back({&unit, boundary.position, {}, false});
+    ++cursor_;
+    run(boundary);
+  } else {
+    deviate();
+    trace_.push_back({unit.number, true, region});
+    call.position_ = entered_++;
+    frames_.push_back({&unit, kNone, {}, true});
+    enter_unforeseen(unit);
+  }
+  unit.phase = Unit::Phase::forward;
+  ++unit.calls;
+  if (pass_->train) unit.prepare_nodes();
+  call.unit_ = unit.shared_from_this();
+  call.pass_ = pass_;
+  record_call(call);
+  return call;
+}
+
+/// Where the unit is entered next, before the end of the call that is under way.
+std::optional<size_t> Runtime::find_ahead(const Unit& unit) const {
+  const auto& boundaries = section_->boundaries;
+  // A call within one that was not foreseen can't have been either.
+  if (!frames_.empty() && frames_.back().unforeseen) return std::nullopt;
+  const int32_t inside = frames_.empty() ? kNone : frames_.back().position;
+  for (size_t i = cursor_; i < boundaries.size(); ++i) {
+    const auto& boundary = boundaries[i];
+    if (boundary.kind == Boundary::Kind::exit && boundary.position == inside) return std::nullopt;
+    if (boundary.kind == Boundary::Kind::enter && boundary.unit == unit.number) return i;
+  }
+  return std::nullopt;
+}
+
+/// Units between here and there are not called on this rank. Others may call them, so what they
+/// need of this rank is issued all the same.
+void Runtime::run_forward(size_t until) {
+  for (; cursor_ < until; ++cursor_) {
+    const auto& boundary = section_->boundaries[cursor_];
+    if (deviated_) {
+      trace_.push_back(program_->order()[cursor_]);
+      if (trace_.back().enter) ++entered_;
+    }
+    run(boundary);
+  }
+}
+
+void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs) {
+  auto& unit = *call.unit_;
+  if (!call.replayed_) {
+    TORCH_CHECK(
+        phase_ == Phase::forward && !frames_.empty() && frames_.back().unit == &unit,
+        "[shard] unit '", unit.name(), "' is left, but it is not the one entered last");
+    const auto& frame = frames_.back();
+    if (frame.unforeseen) {
+      leave_unforeseen(unit);
+    } else {
+      size_t exit = cursor_;
+      while (section_->boundaries[exit].kind != Boundary::Kind::exit ||
+             section_->boundaries[exit].position != frame.position) {
+        ++exit;
+      }
+      run_forward(exit);
+      if (deviated_) trace_.push_back({unit.number, false});
+      run(section_->boundaries[cursor_++]);
+    }
+    frames_.pop_back();
+    if (--unit.calls == 0) unit.phase = Unit::Phase::resting;
+  }
+  if (c10::GradMode::is_enabled() && call.pass_->train) {
+    // Before the gradient goes on into the unit, the unit's parameters must be back.
+    std::weak_ptr<Runtime> runtime = weak_from_this();
+    for (const auto& output : outputs) {
+      if (!output.defined() || !output.requires_grad()) continue;
+      output.register_hook([runtime, call](const at::Tensor&) {
+        if (const auto alive = runtime.lock()) alive->before_backward(call);
+      });
+    }
+  }
+  if (!call.replayed_ && frames_.empty()) end_pass();
+}
+
+void Runtime::begin_pass(bool train, bool idle) {
+  for (const auto* unit : units_) {
+    TORCH_CHECK(unit, "[shard] a unit of this model was deleted: shard the model anew");
+  }
+  if (recovering_) recover();
+  check_published();
+  if (!step_begun_) begin_step();
+  pass_ = std::make_shared<Pass>(Pass{program_, train});
+  section_ = &program_->forward({changed_, train, kept_});
+  cursor_ = 0;
+  idle_ = idle;
+  deviated_ = false;
+  trace_.clear();
+  entered_ = 0;
+  regions_.clear();
+  phase_ = Phase::forward;
+}
+
+void Runtime::begin_step() {
+  agreement_->start(
+      {Agreement::Kind::step, step_, static_cast<int64_t>(program_->fingerprint()), 0},
+      [program = program_, step = step_] {
+        return c10::str("begins step ", step + 1, "\n", program->facts());
+      });
+  // Unknown programs are compared before anything else is sent.
+  if (!verified_) agreement_->check(/*block=*/true);
+  verified_ = true;
+  step_begun_ = true;
+}
+
+void Runtime::end_pass() {
+  phase_ = Phase::resting;
+  if (changed_) changed_ = false;
+  if (pass_->train) kept_ = true;
+  look_at_agreement(/*block=*/true);
+  if (deviated_ || (!confirmed_ && pass_->train)) settle_order();
+  pass_.reset();
+}
+
+/// The first training pass tells all ranks the order of the units; so does a pass that went another
+/// way than the program.
+void Runtime::settle_order() {
+  auto order = deviated_ ? trace_ : program_->order();
+  if (!confirmed_ && pass_->train) {
+    order = order_from(agreement_->agree_on_order(order_text(order), idle_));
+    confirmed_ = true;
+  } else {
+    const auto text = order_text(order);
+    agreement_->start({Agreement::Kind::unforeseen, issued_, hash_of(text), 0}, [text] {
+      return "calls its units in another order than before\n" + text;
+    });
+    agreement_->check(/*block=*/true, kUnforeseen);
+  }
+  if (order == program_->order()) return;
+  build(std::move(order));
+  verified_ = true;
+  pass_->program = program_;
+}
+
+void Runtime::deviate() {
+  if (deviated_) return;
+  deviated_ = true;
+  const auto& order = program_->order();
+  trace_.assign(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(cursor_));
+  entered_ = 0;
+  for (const auto& visit : trace_) entered_ += visit.enter ? 1 : 0;
+}
+
+int32_t Runtime::region_number() {
+  const void* region = recorded_region();
+  if (!region) return kNone;
+  const auto found = std::find(regions_.begin(), regions_.end(), region);
+  if (found == regions_.end()) {
+    regions_.push_back(region);
+    return static_cast<int32_t>(regions_.size()) - 1;
+  }
+  return static_cast<int32_t>(found - regions_.begin());
+}
+
+/// A unit that the program does not expect here is gathered on the spot, into memory of its own:
+/// its slot may be another's at this time. All ranks do so, or it is an error.
+void Runtime::enter_unforeseen(Unit& unit) {
+  agreement_->check(/*block=*/true);
+  const auto words =
+      c10::str("calls unit '", unit.name(), "' where the program does not expect it");
+  agreement_->start(
+      {Agreement::Kind::unforeseen, issued_, hash_of(unit.name()), 0}, [words] { return words; });
+  agreement_->check(/*block=*/true, kUnforeseen);
+  lanes_->finish();
+  for (const auto& group : unit.groups()) {
+    if (changed_ && group->refreshes()) group->refresh_now();
+    if (group->gathers()) {
+      frames_.back().buffers.push_back(group->gather_now());
+      group->show(frames_.back().buffers.back().mutable_data_ptr());
+    } else {
+      group->show();
+    }
+    ++issued_;
+  }
+  unit.gathered = true;
+}
+
+void Runtime::leave_unforeseen(Unit& unit) {
+  trace_.push_back({unit.number, false});
+  if (unit.calls > 1) return;  // within a call of itself
+  unit.hide();
+}
+
+// ---- backward -----------------------------------------------------------------------------------
+
+UnitCall Runtime::replay(Unit& unit) {
+  auto& region = *replayed_region();
+  TORCH_CHECK(
+      region.next < region.region->calls.size() &&
+          region.region->calls[region.next].unit_.get() == &unit,
+      "[shard] recompute calls unit '", unit.name(), "' where its forward called ",
+      region.next < region.region->calls.size()
+          ? "'" + region.region->calls[region.next].unit_->name() + "'"
+          : std::string("no more units"),
+      ": the function must do the same again");
+  auto call = region.region->calls[region.next++];
+  call.replayed_ = true;
+  if (phase_ != Phase::backward || pass_ != call.pass_) {
+    if (phase_ == Phase::backward) finish_backward();
+    begin_backward(call.pass_, /*idle=*/false);
+  }
+  const auto position = static_cast<size_t>(call.position_);
+  const int32_t again = section_->recomputed[position];
+  run_backward(again == kNone ? section_->entered[position] : again);
+  record_call(call);
+  return call;
+}
+
+void Runtime::before_backward(const UnitCall& call) {
+  if (phase_ != Phase::backward || pass_ != call.pass_) {
+    // Two forwards may end in one backward: the later one's comes first, and is a backward of its
+    // own.
+    if (phase_ == Phase::backward) finish_backward();
+    begin_backward(call.pass_, /*idle=*/false);
+  }
+  run_backward(section_->entered[static_cast<size_t>(call.position_)]);
+}
+
+void Runtime::after_backward(const UnitCall& call) {
+  if (phase_ != Phase::backward || pass_ != call.pass_) return;
+  const auto& boundaries = section_->boundaries;
+  for (size_t i = cursor_; i < boundaries.size(); ++i) {
+    if (boundaries[i].kind != Boundary::Kind::exit || boundaries[i].position != call.position_) {
+      continue;
+    }
+    run_backward(static_cast<int32_t>(i));
+    return;
+  }
+}
+
+void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
+  for (const auto* unit : units_) {
+    TORCH_CHECK(unit, "[shard] a unit of this model was deleted before its backward");
+  }
+  TORCH_CHECK(
+      phase_ == Phase::resting, "[shard] a backward begins while the forward of '", root().name(),
+      "' is under way");
+  if (recovering_) recover();
+  TORCH_CHECK(
+      done_ < micro_batches_, "[shard] backward ", done_ + 1, " of '", root().name(),
+      "', but a step has ", micro_batches_,
+      ": update and publish first, or say another number with sherd::micro_batches");
+  check_published();
+  if (!step_begun_) begin_step();
+  if (pass->program != program_) {
+    use(pass->program);
+    verified_ = true;
+  }
+  pass_ = pass;
+  backward_flags_ = {done_ == 0, done_ + 1 == micro_batches_, kept_};
+  section_ = &program_->backward(backward_flags_);
+  cursor_ = 0;
+  phase_ = Phase::backward;
+  for (auto* unit : units_) {
+    unit->collecting = false;
+    for (const auto& group : unit->groups()) {
+      if (backward_flags_.first && !group->gradients_are_sharded()) group->forget_gradients();
+    }
+  }
+  const int64_t number = ++backward_number_;
+  if (idle) return;
+  auto end = std::make_shared<BackwardEnd>(weak_from_this(), [number](Runtime& runtime) {
+    if (runtime.phase_ == Phase::backward && runtime.backward_number_ == number) {
+      runtime.finish_backward();
+    }
+  });
+  torch::autograd::Engine::get_default_engine().queue_callback([end] { (*end)(); });
+}
+
+void Runtime::run_backward(int32_t until) {
+  for (; cursor_ <= static_cast<size_t>(until); ++cursor_) {
+    const auto& boundary = section_->boundaries[cursor_];
+    run(boundary);
+    if (boundary.unit == kNone) continue;
+    auto& unit = *units_[static_cast<size_t>(boundary.unit)];
+    unit.phase =
+        boundary.kind == Boundary::Kind::exit ? Unit::Phase::resting : Unit::Phase::backward;
+    if (boundary.kind == Boundary::Kind::enter) unit.collecting = true;
+  }
+}
+
+void Runtime::finish_backward() {
+  run_backward(static_cast<int32_t>(section_->boundaries.size()) - 1);
+  phase_ = Phase::resting;
+  pass_.reset();
+  kept_ = false;
+  look_at_agreement(/*block=*/true);
+  if (++done_ == micro_batches_) hang_gradients();
+}
+
+/// The optimizer's tensors get their gradients; until then they have none, and an optimizer that
+/// comes too early changes nothing.
+void Runtime::hang_gradients() {
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      if (!group->traits().trainable) continue;
+      for (size_t member = 0; member < group->size(); ++member) {
+        group->main_pieces()[member].mutable_grad() = group->gradient_pieces()[member];
+      }
+    }
+  }
+}
+
+void Runtime::idle_pass() {
+  check_resting("idle_pass");
+  const bool train = c10::GradMode::is_enabled();
+  TORCH_CHECK(
+      !train || done_ < micro_batches_, "[shard] idle_pass would be backward ", done_ + 1, " of '",
+      root().name(), "', but a step has ", micro_batches_,
+      ": update and publish first, or say another number with sherd::micro_batches");
+  try {
+    begin_pass(train, /*idle=*/true);
+    run_forward(section_->boundaries.size());
+    const auto pass = pass_;
+    end_pass();
+    if (!train) return;
+    begin_backward(pass, /*idle=*/true);
+    finish_backward();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+// ---- when something throws ----------------------------------------------------------------------
+
+void Runtime::abandon() noexcept {
+  if (phase_ == Phase::resting) return;
+  if (phase_ == Phase::backward) done_ = 0;  // the step's gradients are incomplete
+  phase_ = Phase::resting;
+  frames_.clear();
+  pass_.reset();
+  kept_ = false;
+  recovering_ = true;
+  for (auto* unit : units_) {
+    if (!unit) continue;
+    unit->hide();
+    unit->phase = Unit::Phase::resting;
+    unit->calls = 0;
+    unit->collecting = false;
+    for (const auto& group : unit->groups()) group->drop_pending();
+  }
+}
+
+/// After an exception all ranks must have issued the same collectives, or the next ones would be
+/// taken for each other.
+void Runtime::recover() {
+  agreement_->check(/*block=*/true, kUnforeseen);
+  agreement_->start({Agreement::Kind::recovery, issued_, done_, 0}, [issued = issued_, this] {
+    return c10::str(
+        "goes on after an exception in '", root().name(), "', with ", issued,
+        " collectives behind it");
+  });
+  agreement_->check(/*block=*/true, kUnforeseen);
+  lanes_->finish();
+  recovering_ = false;
+}
+
+// ---- orders in words ----------------------------------------------------------------------------
+
+std::string Runtime::order_text(const Order& order) const {
+  std::ostringstream out;
+  for (const auto& [unit, enter, recompute] : order) {
+    out << (enter ? "enter " : "leave ") << unit << ' ' << recompute << " '"
+        << units_[static_cast<size_t>(unit)]->name() << "'\n";
+  }
+  return out.str();
+}
+
+Order Runtime::order_from(const std::string& text) const {
+  Order order;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string what;
+    Visit visit;
+    words >> what >> visit.unit >> visit.recompute;
+    visit.enter = what == "enter";
+    order.push_back(visit);
+  }
+  return order;
+}
+
+}  // namespace sherd

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "shard/unit.h"
+
+namespace sherd {
+
+/// Which modules are units, and who owns which parameter. Entries hold nothing alive; an address
+/// that was used before is told by its expired owner.
+class Registry {
+ public:
+  void add(const std::shared_ptr<torch::nn::Module>& module, const std::shared_ptr<Unit>& unit);
+  void add(
+      const at::Tensor& parameter, const std::shared_ptr<Unit>& unit, size_t group, size_t member);
+  void remove(const at::Tensor& parameter);
+  std::shared_ptr<Unit> find(const torch::nn::Module* module);
+  Owner find(const at::Tensor& parameter);
+  std::shared_ptr<torch::nn::Module> module_of(const Unit& unit);
+
+ private:
+  struct ModuleEntry {
+    std::weak_ptr<torch::nn::Module> module;
+    std::weak_ptr<Unit> unit;
+    std::shared_ptr<Unit> kept;  // a unit without parameters has nobody else to hold it
+  };
+  struct ParameterEntry {
+    std::weak_ptr<Unit> unit;
+    size_t group = 0;
+    size_t member = 0;
+  };
+  void sweep();
+
+  std::shared_mutex mutex_;
+  std::unordered_map<const torch::nn::Module*, ModuleEntry> modules_;
+  std::unordered_map<const c10::TensorImpl*, ParameterEntry> parameters_;
+};
+
+Registry& registry();
+
+}  // namespace sherd

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/runtime.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+#include "shard/registry.h"
+
+namespace sherd {
+
+std::shared_ptr<Runtime> Runtime::of(Unit& unit) {
+  if (unit.runtime) return unit.runtime;
+  const auto module = module_of(unit);
+  TORCH_CHECK(module, "[shard] the module of unit '", unit.name(), "' is gone");
+  std::shared_ptr<Runtime> runtime(new Runtime(unit.mesh().world()));
+  runtime->form(unit);
+  return runtime;
+}
+
+Runtime::~Runtime() = default;
+
+void Runtime::form(Unit& root) {
+  find_units(root);
+  open_links();
+  build(default_order());
+  const auto self = shared_from_this();
+  for (auto* unit : units_) unit->runtime = self;
+  published_versions_ = versions();
+}
+
+/// All units inside the root's module, inner ones first, each with the path of its module as name.
+void Runtime::find_units(Unit& root) {
+  const auto module = module_of(root);
+  std::vector<std::pair<std::string, Unit*>> found;
+  std::vector<std::shared_ptr<Unit>> old;
+  for (const auto& item : module->named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
+    const auto unit = find_unit(item.value().get());
+    if (!unit) continue;
+    if (unit->runtime) {
+      unit->runtime->check_resting("a new root");
+      TORCH_CHECK(
+          unit->runtime->backwards_done() == 0, "[shard] unit '", unit->name(),
+          "' is part of a step of the root '", unit->runtime->root().name(),
+          "': finish that step before calling '", root.name(), "'");
+    }
+    if (unit.get() != &root) unit->set_name(item.key());
+    found.emplace_back(unit.get() == &root ? "" : item.key(), unit.get());
+    old.push_back(unit);
+  }
+  std::sort(found.begin(), found.end(), [](const auto& one, const auto& other) {
+    return one.second->sequence < other.second->sequence;
+  });
+  TORCH_CHECK(
+      found.back().second == &root, "[shard] unit '", found.back().second->name(),
+      "' was sharded after '", root.name(), "', which contains it: shard inner modules first");
+  for (size_t i = 0; i < found.size(); ++i) {
+    auto& [path, unit] = found[i];
+    unit->number = static_cast<int32_t>(i);
+    units_.push_back(unit);
+    // The nearest unit around it has the longest path that its own begins with.
+    int32_t parent = kNone;
+    size_t longest = 0;
+    for (size_t j = 0; j < found.size(); ++j) {
+      const auto& other = found[j].first;
+      const bool around = i != j && (other.empty() || path.rfind(other + ".", 0) == 0);
+      if (around && (parent == kNone || other.size() > longest)) {
+        parent = static_cast<int32_t>(j);
+        longest = other.size();
+      }
+    }
+    parents_.push_back(parent);
+  }
+}
+
+void Runtime::open_links() {
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      const auto& [mesh, axes] = std::tie(group->traits().mesh, group->traits().axes);
+      for (const auto& axis : {axes.inner, axes.outer}) {
+        if (axis.empty()) continue;
+        auto& link = links_[&mesh.communicator(axis)];
+        // Operations of one communicator run in order, so a gather must not share one with a
+        // reduction that it need not wait for.
+        if (!link.gather) link.gather = mesh.new_communicator(axis, "gather");
+        if (!link.reduce) link.reduce = mesh.new_communicator(axis, "reduce");
+      }
+    }
+  }
+  agreement_ = std::make_unique<Agreement>(world_);
+}
+
+GroupLinks Runtime::links_of(const GroupTraits& traits) const {
+  GroupLinks links;
+  const auto& inner = links_.at(&traits.mesh.communicator(traits.axes.inner));
+  links.gather.inner = inner.gather.get();
+  links.reduce.inner = inner.reduce.get();
+  if (traits.axes.outer.empty()) return links;
+  const auto& outer = links_.at(&traits.mesh.communicator(traits.axes.outer));
+  links.gather.outer = outer.gather.get();
+  links.reduce.outer = outer.reduce.get();
+  return links;
+}
+
+Order Runtime::default_order() const {
+  return order_of_tree(parents_);
+}
+
+void Runtime::build(Order order) {
+  std::vector<UnitSpec> specs;
+  for (const auto* unit : units_) {
+    specs.push_back(unit->spec());
+    for (const auto& module : unit->options().prefetch) {
+      const auto other = find_unit(module.get());
+      TORCH_CHECK_VALUE(
+          other && other->number != kNone, "[shard] unit '", unit->name(),
+          "' is to prefetch a module that is no unit of this model: shard it first");
+      specs.back().prefetch.push_back(other->number);
+    }
+  }
+  const auto& options = root().options();
+  ProgramOptions wanted;
+  wanted.prefetch_depth = options.prefetch_depth;
+  wanted.micro_batches = micro_batches_;
+  wanted.budget = options.budget;
+  wanted.loss = options.loss == Loss::mean  ? c10::str("mean over ", divisor(), " ranks")
+                : options.loss == Loss::sum ? "sum"
+                                            : "per token";
+  use(std::make_shared<const Program>(Program::build(std::move(specs), std::move(order), wanted)));
+}
+
+/// The loss is averaged over the data-parallel ranks of the root's mesh, whatever the mesh of a
+/// group: an expert's gradient is a sum over its own replicas only, of losses of all ranks.
+double Runtime::divisor() const {
+  if (root().options().loss != Loss::mean) return 1;
+  const auto& axes = root().axes();
+  const auto& mesh = root().mesh();
+  return static_cast<double>(
+      mesh.size(axes.inner) * (axes.outer.empty() ? 1 : mesh.size(axes.outer)));
+}
+
+void Runtime::use(std::shared_ptr<const Program> program) {
+  if (lanes_) lanes_->finish();
+  for (auto* unit : units_) unit->hide();
+  kept_ = false;
+  program_ = std::move(program);
+  const auto device = world_.device();
+  const int64_t bytes = program_->bytes().arena;
+  if (!arena_.defined() || arena_.numel() != bytes) {
+    arena_.reset();
+    arena_ = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  }
+  if (!lanes_ || lanes_->events() != program_->events().size()) {
+    lanes_ = std::make_unique<Lanes>(device, program_->events().size());
+  }
+  auto* begin = static_cast<char*>(arena_.mutable_data_ptr());
+  const auto offset = [&](int32_t slot) {
+    return slot == kNone ? int64_t{kNone} : program_->slots()[static_cast<size_t>(slot)].offset;
+  };
+  const auto named = [&](const char* name) {
+    for (const auto& slot : program_->slots()) {
+      if (slot.name == name) return slot.offset;
+    }
+    return int64_t{kNone};
+  };
+  for (const auto* unit : units_) {
+    const auto& place = program_->place(unit->number);
+    for (size_t i = 0; i < unit->groups().size(); ++i) {
+      auto& group = *unit->groups()[i];
+      group.bind(
+          {begin, arena_, offset(place.parameters) + place.parameter_offsets[i],
+           offset(place.gradients) + place.gradient_offsets[i], named("stage.reduce"),
+           named("stage.outer")},
+          links_of(group.traits()), divisor());
+    }
+  }
+  verified_ = false;
+}
+
+int64_t Runtime::allocated() const {
+  int64_t bytes = arena_.defined() ? static_cast<int64_t>(arena_.storage().nbytes()) : 0;
+  for (const auto* unit : units_) {
+    if (!unit) continue;
+    for (const auto& group : unit->groups()) bytes += group->allocated();
+  }
+  return bytes;
+}
+
+void Runtime::drop(Unit& unit) noexcept {
+  // What is under way may still read its shards.
+  if (lanes_) lanes_->abandon();
+  for (auto*& one : units_) {
+    if (one == &unit) one = nullptr;
+  }
+}
+
+int64_t Runtime::versions() const {
+  int64_t sum = 0;
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      if (!group->traits().trainable) continue;
+      for (const auto& piece : group->main_pieces()) sum += piece._version();
+    }
+  }
+  return sum;
+}
+
+void Runtime::check_published() const {
+  TORCH_CHECK(
+      versions() == published_versions_, "[shard] the main weights of '", root().name(),
+      "' have changed, but the model still computes with the old ones: call sherd::publish(model) "
+      "after optimizer.step()");
+}
+
+void Runtime::check_resting(const char* caller) const {
+  if (phase_ == Phase::resting) return;
+  for (const auto* unit : units_) {
+    TORCH_CHECK(
+        !unit->gathered && !unit->collecting, "[shard] ", caller, ": unit '", unit->name(), "' is ",
+        unit->gathered ? "gathered" : "collecting gradients", " in the ",
+        phase_ == Phase::forward ? "forward" : "backward",
+        " that is under way: do it between passes");
+  }
+  TORCH_CHECK(false, "[shard] ", caller, ": a pass of '", root().name(), "' is under way");
+}
+
+void Runtime::set_micro_batches(int64_t count) {
+  TORCH_CHECK_VALUE(
+      count >= 1, "[shard] micro_batches(", root().name(), ", ", count, "): at least 1");
+  check_resting("micro_batches");
+  TORCH_CHECK(
+      done_ == 0, "[shard] micro_batches(", root().name(), ", ", count,
+      ") in the middle of a step: ", done_, " of ", micro_batches_,
+      " backwards are done; call it between steps");
+  if (count == micro_batches_) return;
+  micro_batches_ = count;
+  build(program_->order());
+}
+
+void Runtime::check_complete(const char* caller) const {
+  check_resting(caller);
+  TORCH_CHECK(
+      done_ == micro_batches_, "[shard] ", caller, " after ", done_, " of the ", micro_batches_,
+      " backwards that make a step of '", root().name(),
+      "': run the rest first, or say another number with sherd::micro_batches");
+}
+
+void Runtime::divide_by_tokens(double tokens) {
+  TORCH_CHECK_VALUE(
+      root().options().loss == Loss::per_token, "[shard] tokens are given for '", root().name(),
+      "', but its loss is not per token: set options.loss = sherd::Loss::per_token");
+  TORCH_CHECK_VALUE(
+      tokens > 0, "[shard] the step of '", root().name(), "' has ", tokens, " tokens on all ranks");
+  TORCH_CHECK(!divided_, "[shard] the gradients are already divided by the tokens");
+  divided_ = true;
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      if (group->traits().trainable) group->divide_gradient(tokens);
+    }
+  }
+}
+
+void Runtime::publish() {
+  check_resting("publish");
+  TORCH_CHECK(
+      done_ == 0 || done_ == micro_batches_, "[shard] publish after ", done_, " of the ",
+      micro_batches_, " backwards that make a step of '", root().name(),
+      "': run the rest first, or say another number with sherd::micro_batches");
+  TORCH_CHECK(
+      done_ == 0 || divided_ || root().options().loss != Loss::per_token, "[shard] the loss of '",
+      root().name(),
+      "' is per token, but the gradients were not divided: update with "
+      "sherd::step(model, optimizer, {.tokens = …})");
+  for (auto* unit : units_) {
+    if (unit->gathered) unit->hide();  // gathered ahead or kept: the values are old now
+    for (const auto& group : unit->groups()) {
+      if (!group->traits().trainable) continue;
+      group->publish();
+      if (group->refreshes()) group->hide();
+      for (const auto& piece : group->main_pieces()) piece.mutable_grad() = at::Tensor();
+    }
+  }
+  lanes_->signal(program_->update().instructions.back().signals);
+  published_versions_ = versions();
+  changed_ = true;
+  kept_ = divided_ = step_begun_ = false;
+  done_ = 0;
+  ++step_;
+}
+
+void Runtime::note_edit() {
+  published_versions_ = versions();
+  lanes_->signal(program_->update().instructions.back().signals);
+}
+
+void Runtime::finish() {
+  if (recovering_) return;  // what is under way may never end; the next pass finds out
+  lanes_->finish();
+}
+
+}  // namespace sherd

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shard/agreement.h"
+#include "shard/lanes.h"
+#include "shard/unit.h"
+#include "sherd/plan/program.h"
+#include "sherd/shard/boundary.h"
+
+namespace sherd {
+
+/// One forward, and what its backward needs to know of it.
+struct Pass {
+  std::shared_ptr<const Program> program;  ///< in whose order it ran
+  bool train = true;
+};
+
+/// The units of one model at work: the program, its arena and streams, and where in it we are.
+///
+/// Units hold it; it holds none of them. One thread at a time: the caller's in the forward,
+/// autograd's in the backward.
+class Runtime : public std::enable_shared_from_this<Runtime> {
+ public:
+  /// The runtime of a unit. The first call makes one, with the unit as root of all units inside
+  /// its module: collective.
+  static std::shared_ptr<Runtime> of(Unit& unit);
+  ~Runtime();
+
+  // ---- boundaries (passes.cpp) -------------------------------------------------------------
+  UnitCall before_forward(Unit& unit);
+  void after_forward(UnitCall& call, std::span<const at::Tensor> outputs);
+  void before_backward(const UnitCall& call);
+  void after_backward(const UnitCall& call);
+  void abandon() noexcept;
+  void idle_pass();
+
+  // ---- the step ----------------------------------------------------------------------------
+  void set_micro_batches(int64_t count);
+  int64_t micro_batches() const { return micro_batches_; }
+  int64_t backwards_done() const { return done_; }
+  /// Throws unless all backwards of the step are done.
+  void check_complete(const char* caller) const;
+  void divide_by_tokens(double tokens);
+  void publish();
+  void finish();
+  /// Somebody wrote main and model weights alike.
+  void note_edit();
+  /// Throws, naming the unit, if something is gathered or under way.
+  void check_resting(const char* caller) const;
+
+  const std::vector<Unit*>& units() const { return units_; }
+  Unit& root() const { return *units_.back(); }
+  const Program& program() const { return *program_; }
+  const World& world() const { return world_; }
+  /// Bytes of all that is allocated for this model.
+  int64_t allocated() const;
+  void drop(Unit& unit) noexcept;
+  Lanes& lanes() { return *lanes_; }
+
+ private:
+  explicit Runtime(const World& world) : world_(world) {}
+  void form(Unit& root);
+  void find_units(Unit& root);
+  void open_links();
+  GroupLinks links_of(const GroupTraits& traits) const;
+  Order default_order() const;
+  void build(Order order);
+  void use(std::shared_ptr<const Program> program);
+  double divisor() const;
+
+  // passes.cpp
+  enum class Phase : uint8_t { resting, forward, backward };
+  struct Frame {
+    Unit* unit = nullptr;
+    int32_t position = kNone;
+    std::vector<at::Tensor> buffers;  // of a unit that the program did not foresee here
+    bool unforeseen = false;
+  };
+  void begin_pass(bool train, bool idle);
+  void begin_step();
+  void end_pass();
+  void settle_order();
+  std::optional<size_t> find_ahead(const Unit& unit) const;
+  void enter_unforeseen(Unit& unit);
+  void leave_unforeseen(Unit& unit);
+  void deviate();
+  void run_forward(size_t until);
+  int32_t region_number();
+  UnitCall replay(Unit& unit);
+  void begin_backward(const std::shared_ptr<Pass>& pass, bool idle);
+  void run_backward(int32_t until);
+  void finish_backward();
+  void hang_gradients();
+  void recover();
+  void check_published() const;
+  int64_t versions() const;
+  std::string order_text(const Order& order) const;
+  Order order_from(const std::string& text) const;
+
+  // issue.cpp
+  void run(const Boundary& boundary);
+  void issue(const Instruction& instruction);
+  void issue_on_compute(const Instruction& instruction);
+  void settle_gradients(Unit& unit);
+  void look_at_agreement(bool block);
+
+  World world_;
+  std::vector<Unit*> units_;  // by number: inner ones first, the root last; null once gone
+  std::vector<int32_t> parents_;
+  struct Link {
+    std::shared_ptr<Communicator> gather;
+    std::shared_ptr<Communicator> reduce;
+  };
+  std::map<const Communicator*, Link> links_;  // by the mesh's own communicator of the axis
+  std::unique_ptr<Agreement> agreement_;
+  std::shared_ptr<const Program> program_;
+  std::unique_ptr<Lanes> lanes_;
+  at::Tensor arena_;
+
+  // The step.
+  int64_t micro_batches_ = 1;
+  int64_t done_ = 0;  // backwards
+  int64_t step_ = 0;
+  bool step_begun_ = false;
+  bool changed_ = false;    // weights, since the last pass
+  bool kept_ = false;       // units that stay gathered are so
+  bool divided_ = false;    // by the tokens
+  bool confirmed_ = false;  // the order was seen, by all ranks alike
+  bool verified_ = false;   // the program is known to be the same on all ranks
+  int64_t published_versions_ = 0;
+  int64_t issued_ = 0;  // collectives
+  bool recovering_ = false;
+
+  // The pass.
+  Phase phase_ = Phase::resting;
+  std::shared_ptr<Pass> pass_;
+  const Section* section_ = nullptr;
+  size_t cursor_ = 0;  // the next boundary
+  BackwardFlags backward_flags_;
+  std::vector<Frame> frames_;
+  bool idle_ = false;
+  bool deviated_ = false;
+  Order trace_;                       // once it has deviated
+  int32_t entered_ = 0;               // visits of the trace that enter
+  std::vector<const void*> regions_;  // recomputes seen in this pass
+  int64_t backward_number_ = 0;
+};
+
+}  // namespace sherd

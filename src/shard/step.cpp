@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a training loop calls.
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <cmath>
+
+#include "shard/registry.h"
+#include "shard/runtime.h"
+#include "sherd/shard/fully_shard.h"
+
+namespace sherd {
+namespace {
+
+std::shared_ptr<Runtime> runtime_of(const torch::nn::Module& model, const char* caller) {
+  const auto unit = find_unit(&model);
+  TORCH_CHECK_VALUE(
+      unit, "[shard] ", caller, " is called with '", model.name(),
+      "', which is not sharded: call sherd::fully_shard on the whole model, last");
+  auto runtime = Runtime::of(*unit);
+  TORCH_CHECK_VALUE(
+      &runtime->root() == unit.get(), "[shard] ", caller, " is called with unit '", unit->name(),
+      "', which is not the root: pass '", runtime->root().name(), "'");
+  return runtime;
+}
+
+std::string full_name(const Unit& unit, const Runtime& runtime, const std::string& name) {
+  return &unit == &runtime.root() ? name : unit.name() + "." + name;
+}
+
+/// Sums a number over the data-parallel ranks of the root's mesh.
+double sum_over(const Mesh& mesh, const std::vector<std::string>& axes, double value) {
+  auto sum = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(mesh.world().device()));
+  sum.fill_(value);
+  for (const auto& axis : axes) {
+    if (axis.empty()) continue;
+    mesh.communicator(axis).all_reduce(sum, Reduction::sum()).synchronize();
+  }
+  return sum.item<double>();
+}
+
+}  // namespace
+
+void micro_batches(const torch::nn::Module& model, int64_t count) {
+  runtime_of(model, "micro_batches")->set_micro_batches(count);
+}
+
+void idle_pass(const torch::nn::Module& model) {
+  runtime_of(model, "idle_pass")->idle_pass();
+}
+
+void finish(const torch::nn::Module& model) {
+  runtime_of(model, "finish")->finish();
+}
+
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& model) {
+  const auto runtime = runtime_of(model, "parameters");
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (const auto* unit : runtime->units()) {
+    for (const auto& group : unit->groups()) {
+      if (!group->traits().trainable) continue;
+      for (size_t member = 0; member < group->size(); ++member) {
+        result.emplace_back(
+            full_name(*unit, *runtime, group->name(member)), group->main_pieces()[member]);
+      }
+    }
+  }
+  return result;
+}
+
+std::vector<at::Tensor> parameters(const torch::nn::Module& model) {
+  std::vector<at::Tensor> result;
+  for (auto& [name, tensor] : named_parameters(model)) result.push_back(std::move(tensor));
+  return result;
+}
+
+void publish(const torch::nn::Module& model) {
+  runtime_of(model, "publish")->publish();
+}
+
+void step(
+    const torch::nn::Module& model,
+    torch::optim::Optimizer& optimizer,
+    const StepOptions& options) {
+  const auto runtime = runtime_of(model, "step");
+  runtime->check_complete("optimizer.step()");
+  const bool per_token = runtime->root().options().loss == Loss::per_token;
+  TORCH_CHECK_VALUE(
+      !per_token || options.tokens, "[shard] the loss of '", runtime->root().name(),
+      "' is per token: say how many this rank had with sherd::step(model, optimizer, {.tokens = "
+      "…})");
+  if (options.tokens) {
+    const auto& axes = runtime->root().axes();
+    runtime->divide_by_tokens(sum_over(
+        runtime->root().mesh(), {axes.inner, axes.outer}, static_cast<double>(*options.tokens)));
+  }
+  optimizer.step();
+  runtime->publish();
+}
+
+double gradient_norm(const torch::nn::Module& model) {
+  const auto runtime = runtime_of(model, "gradient_norm");
+  runtime->check_complete("gradient_norm");
+  const c10::NoGradGuard no_grad;
+  double squares = 0;
+  for (const auto* unit : runtime->units()) {
+    for (const auto& group : unit->groups()) {
+      const auto& traits = group->traits();
+      if (!traits.trainable) continue;
+      double mine = 0;
+      for (const auto& piece : group->gradient_pieces()) {
+        const auto norm = at::linalg_vector_norm(piece, 2, {}, false, at::kDouble);
+        mine += norm.square().item<double>();
+      }
+      // Only where each rank has other elements: replicas would count them twice.
+      const auto& spreads = traits.placement.spreads(Role::optimizer);
+      squares += sum_over(
+          traits.mesh,
+          {spreads.inner == Spread::shard ? traits.axes.inner : "",
+           spreads.outer == Spread::shard ? traits.axes.outer : ""},
+          mine);
+    }
+  }
+  return std::sqrt(squares);
+}
+
+const Program& program(const torch::nn::Module& model) {
+  return runtime_of(model, "program")->program();
+}
+
+int64_t allocated_bytes(const torch::nn::Module& model) {
+  return runtime_of(model, "allocated_bytes")->allocated();
+}
+
+std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model) {
+  const auto runtime = runtime_of(model, "full_parameters");
+  runtime->check_resting("full_parameters");
+  runtime->finish();
+  const c10::NoGradGuard no_grad;
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (const auto* unit : runtime->units()) {
+    for (const auto& group : unit->groups()) {
+      const auto full = group->full_main();
+      for (size_t member = 0; member < group->size(); ++member) {
+        result.emplace_back(
+            full_name(*unit, *runtime, group->name(member)), group->view(full, member).clone());
+      }
+    }
+  }
+  return result;
+}
+
+void edit_parameters(torch::nn::Module& module, const std::function<void()>& edit) {
+  const auto unit = find_unit(&module);
+  TORCH_CHECK_VALUE(
+      unit, "[shard] edit_parameters is called with '", module.name(), "', which is no unit");
+  if (unit->runtime) {
+    unit->runtime->check_resting("edit_parameters");
+    TORCH_CHECK(
+        unit->runtime->backwards_done() == 0, "[shard] edit_parameters of unit '", unit->name(),
+        "' in the middle of a step: gradients of the old values are waiting for their update");
+    unit->runtime->finish();
+  }
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> full;
+  for (const auto& group : unit->groups()) {
+    full.push_back(group->full_main().to(group->traits().model));
+    group->show(full.back().mutable_data_ptr());
+  }
+  const auto hide = [&] {
+    for (const auto& group : unit->groups()) {
+      if (group->gathers()) {
+        group->hide();
+      } else {
+        group->show();
+      }
+    }
+  };
+  try {
+    edit();
+  } catch (...) {
+    hide();
+    throw;
+  }
+  hide();
+  for (size_t i = 0; i < full.size(); ++i) unit->groups()[i]->take_main(full[i]);
+  if (unit->runtime) unit->runtime->note_edit();
+}
+
+std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {
+  const auto owner = find_owner(parameter);
+  if (!owner.unit || !owner.unit->collecting) return std::nullopt;
+  const auto target = owner.unit->groups()[owner.group]->take_target(owner.member);
+  return GradientTarget{target.buffer, target.overwrite};
+}
+
+}  // namespace sherd

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/unit.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <atomic>
+
+#include "shard/parameter_node.h"
+#include "shard/registry.h"
+#include "shard/runtime.h"
+
+namespace sherd {
+namespace {
+
+/// What ties a unit's life to its parameters. Gradients never accumulate in them, so it is never
+/// called.
+struct KeepUnit final : torch::autograd::PostAccumulateGradHook {
+  explicit KeepUnit(std::shared_ptr<Unit> kept) : unit(std::move(kept)) {}
+  void operator()(const torch::autograd::Variable&) override {}
+  std::shared_ptr<Unit> unit;
+};
+
+/// '*' stands for any run of characters.
+bool matches(std::string_view pattern, std::string_view name) {
+  const auto star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == name;
+  if (name.substr(0, star) != pattern.substr(0, star)) return false;
+  const auto rest = pattern.substr(star + 1);
+  for (size_t i = star; i <= name.size(); ++i) {
+    if (matches(rest, name.substr(i))) return true;
+  }
+  return false;
+}
+
+DataAxes default_axes(const Mesh& mesh) {
+  return {"dp", mesh.has("dp_outer") ? "dp_outer" : ""};
+}
+
+GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, const Mesh& mesh) {
+  const auto& dtypes = options.dtypes;
+  const auto model = candidate.parameter.scalar_type();
+  const bool trainable = candidate.parameter.requires_grad();
+  const auto main = trainable ? dtypes.main.value_or(model) : model;
+  const auto gradient = dtypes.gradient.value_or(main);
+  GroupTraits traits{
+      model,
+      main,
+      gradient,
+      dtypes.reduce.value_or(gradient),
+      trainable,
+      mesh,
+      options.axes.value_or(default_axes(mesh)),
+      options.placement};
+  for (const auto& rule : options.rules) {
+    if (!matches(rule.match, candidate.name)) continue;
+    if (rule.mesh) {
+      traits.mesh = *rule.mesh;
+      traits.axes = default_axes(*rule.mesh);
+    }
+    if (rule.axes) traits.axes = *rule.axes;
+    if (rule.placement) traits.placement = *rule.placement;
+  }
+  if (traits.axes.outer.empty()) {
+    // Without an outer axis nothing can be spread over one.
+    const auto& optimizer = traits.placement.spreads(Role::optimizer);
+    TORCH_CHECK_VALUE(
+        optimizer.outer == Spread::replicate, "[shard] parameter '", candidate.name,
+        "' is to be sharded over an outer axis (", traits.placement.to_text(),
+        "), but none is named: give the mesh an axis 'dp_outer', or name one in options.axes");
+  }
+  return traits;
+}
+
+}  // namespace
+
+Unit::Unit(std::string name, ShardOptions options, std::shared_ptr<const Mesh> mesh)
+    : name_(std::move(name)),
+      options_(std::move(options)),
+      mesh_(std::move(mesh)),
+      axes_(options_.axes.value_or(default_axes(*mesh_))) {
+  static std::atomic<int64_t> units{0};
+  sequence = units++;
+}
+
+Unit::~Unit() {
+  if (runtime) runtime->drop(*this);
+}
+
+void Unit::take(const std::vector<Candidate>& candidates) {
+  std::vector<GroupTraits> traits;
+  std::vector<std::vector<Candidate>> sorted;
+  for (auto candidate : candidates) {
+    for (const auto& rule : options_.rules) {
+      if (rule.granule && matches(rule.match, candidate.name)) candidate.granule = *rule.granule;
+    }
+    const auto mine = traits_of(candidate, options_, *mesh_);
+    size_t group = 0;
+    while (group < traits.size() && !traits[group].same_as(mine)) ++group;
+    if (group == traits.size()) {
+      traits.push_back(mine);
+      sorted.emplace_back();
+    }
+    sorted[group].push_back(std::move(candidate));
+  }
+  for (size_t group = 0; group < traits.size(); ++group) {
+    auto label = c10::str(
+        c10::toString(traits[group].model), traits[group].trainable ? "" : ".frozen",
+        group == 0 ? "" : c10::str(".", group));
+    groups_.push_back(std::make_unique<Group>(std::move(label), traits[group], sorted[group]));
+    for (size_t index = 0; index < sorted[group].size(); ++index) {
+      attach(sorted[group][index].parameter, group, index);
+      rules_of_members_.push_back(sorted[group][index]);
+      rules_of_members_.back().parameter.reset();
+    }
+  }
+  set_name(name_);
+}
+
+void Unit::attach(const at::Tensor& parameter, size_t group, size_t index) {
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      parameter, std::make_unique<KeepUnit>(shared_from_this()));
+  members_.push_back(
+      {c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), group, index,
+       nullptr});
+  registry().add(parameter, shared_from_this(), group, index);
+}
+
+std::vector<Candidate> Unit::give_back() {
+  const auto self = shared_from_this();  // the parameters hold it
+  const c10::NoGradGuard no_grad;
+  std::vector<Candidate> result;
+  std::vector<at::Tensor> full;
+  for (const auto& group : groups_) full.push_back(group->full_main());
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& member = members_[i];
+    auto impl = member.parameter.lock();
+    TORCH_CHECK(impl.defined(), "[shard] a parameter of unit '", name_, "' is gone");
+    const at::Tensor parameter(std::move(impl));
+    auto candidate = rules_of_members_[i];
+    candidate.parameter = parameter;
+    registry().remove(parameter);
+    at::Tensor(parameter).set_data(groups_[member.group]
+                                       ->view(full[member.group], member.index)
+                                       .to(parameter.scalar_type(), false, /*copy=*/true));
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
+    if (parameter.requires_grad()) torch::autograd::impl::set_grad_accumulator(parameter, {});
+    result.push_back(std::move(candidate));
+  }
+  groups_.clear();
+  members_.clear();
+  rules_of_members_.clear();
+  node_stream_.reset();
+  return result;
+}
+
+void Unit::set_name(std::string name) {
+  name_ = std::move(name);
+  for (const auto& group : groups_) {
+    group->set_message(
+        c10::str(
+            "[shard] the parameters of unit '", name_,
+            "' are released: call the module through its holder (SHERD_MODULE) or "
+            "sherd::call, and let values leave the unit as outputs"),
+        c10::str(
+            "[shard] the parameters of unit '", name_,
+            "' are older than their main weights until the next forward: read them with "
+            "sherd::full_parameters"));
+  }
+}
+
+UnitSpec Unit::spec() const {
+  UnitSpec spec;
+  spec.name = name_;
+  for (const auto& group : groups_) spec.groups.push_back(group->spec(name_));
+  spec.keep_gathered = options_.keep_gathered;
+  return spec;
+}
+
+void Unit::prepare_nodes() {
+  if (members_.empty()) return;
+  const auto device = groups_.front()->traits().mesh.world().device();
+  const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (node_stream_ == stream) return;
+  node_stream_ = stream;
+  for (auto& member : members_) {
+    if (!groups_[member.group]->traits().trainable) continue;
+    auto impl = member.parameter.lock();
+    if (!impl.defined()) continue;
+    const at::Tensor parameter(std::move(impl));
+    member.node =
+        std::make_shared<ParameterNode>(parameter, weak_from_this(), member.group, member.index);
+    torch::autograd::impl::set_grad_accumulator(parameter, member.node);
+  }
+}
+
+void Unit::show() {
+  for (const auto& group : groups_) group->show();
+  gathered = true;
+}
+
+void Unit::hide() {
+  for (const auto& group : groups_) {
+    if (group->gathers()) group->hide();
+  }
+  gathered = false;
+}
+
+void Unit::receive(size_t group, size_t member, const at::Tensor& gradient) {
+  TORCH_CHECK(
+      collecting, "[shard] a gradient of parameter '", groups_[group]->name(member), "' of unit '",
+      name_,
+      "' comes when its gradients are already reduced, or outside any backward of the root: use "
+      "the unit's outputs alone outside it");
+  groups_[group]->deposit_gradient(member, gradient);
+}
+
+}  // namespace sherd

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shard/group.h"
+#include "sherd/shard/options.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace sherd {
+
+class Runtime;
+
+/// A module whose parameters are gathered and released together. It lives as long as one of its
+/// parameters, which hold it; the module itself knows nothing of it.
+class Unit : public std::enable_shared_from_this<Unit> {
+ public:
+  enum class Phase : uint8_t { resting, forward, backward };
+
+  Unit(std::string name, ShardOptions options, std::shared_ptr<const Mesh> mesh);
+  ~Unit();
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+
+  /// Takes the candidates as its parameters, in groups by dtype, mesh and trainability.
+  void take(const std::vector<Candidate>& candidates);
+  /// Gives all parameters back to the module, whole. Collective.
+  std::vector<Candidate> give_back();
+
+  const std::string& name() const { return name_; }
+  void set_name(std::string name);
+  const ShardOptions& options() const { return options_; }
+  const Mesh& mesh() const { return *mesh_; }
+  const DataAxes& axes() const { return axes_; }
+  const std::vector<std::unique_ptr<Group>>& groups() const { return groups_; }
+  UnitSpec spec() const;
+
+  /// Gradients of the parameters arrive at nodes of ours, made for the stream that is current.
+  void prepare_nodes();
+
+  int64_t sequence = 0;  // in which units were sharded
+
+  // Set by its runtime.
+  std::shared_ptr<Runtime> runtime;
+  int32_t number = kNone;  // in the program
+  Phase phase = Phase::resting;
+  int32_t calls = 0;        // under way
+  bool gathered = false;    // its parameters are to be had
+  bool collecting = false;  // gradients may arrive
+
+  void show();
+  void hide();
+  void receive(size_t group, size_t member, const at::Tensor& gradient);
+
+ private:
+  struct Member {
+    c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
+    size_t group = 0;
+    size_t index = 0;
+    std::shared_ptr<torch::autograd::Node> node;
+  };
+  void attach(const at::Tensor& parameter, size_t group, size_t index);
+
+  std::string name_;
+  ShardOptions options_;
+  std::shared_ptr<const Mesh> mesh_;
+  DataAxes axes_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<Member> members_;
+  std::vector<Candidate> rules_of_members_;  // names and granules, for give_back
+  std::optional<c10::Stream> node_stream_;
+};
+
+// ---- who is a unit, and whose parameter is it ---------------------------------------------------
+
+/// The unit of a module; null if it is none.
+std::shared_ptr<Unit> find_unit(const torch::nn::Module* module);
+void register_unit(const std::shared_ptr<torch::nn::Module>& module, std::shared_ptr<Unit> unit);
+std::shared_ptr<torch::nn::Module> module_of(const Unit& unit);
+
+/// The unit that owns a parameter, with its place there; null if none does.
+struct Owner {
+  std::shared_ptr<Unit> unit;
+  size_t group = 0;
+  size_t member = 0;
+};
+Owner find_owner(const at::Tensor& parameter);
+
+}  // namespace sherd

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ranks/rank_world.h"
+#include "shard/models.h"
+
+namespace sherd::testing {
+
+/// A way to shard, with a mesh that suits the world.
+struct Way {
+  std::string name;
+  Placement placement{Strategy::optim_grads_params};
+  bool two_axes = false;
+};
+std::vector<Way> all_ways();
+/// `dp` over all ranks, or `dp_outer` × `dp`, the outer axis two where the world's size allows it.
+Mesh mesh_for(const Way& way);
+
+enum class Optimizer { sgd, adamw };
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    Optimizer kind, std::vector<at::Tensor> parameters);
+
+/// Rank r's batch for a micro-batch of a step: different on every rank and every time.
+at::Tensor random_input(int64_t step, int64_t micro_batch, int64_t rank, at::IntArrayRef shape);
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+/// Asserts that the sharded model's weights are the reference's: norm of difference over norm.
+void expect_weights(
+    const NamedTensors& sharded, const torch::nn::Module& reference, double tolerance);
+
+inline void expect_loss(double sharded, double reference) {
+  EXPECT_NEAR(sharded, reference, 5e-6 * std::abs(reference));
+}
+
+/// On the test world's device, as fp32 leaves.
+void to_device(torch::nn::Module& module);
+
+}  // namespace sherd::testing
