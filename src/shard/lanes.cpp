@@ -17,12 +17,7 @@ struct Lanes::Item {
   Queue* queue = nullptr;
   Work work;
   bool started = false;
-  bool done = false;
-
-  bool finished() {
-    if (!done && started && work.done()) done = true;
-    return done;
-  }
+  bool done = false;  // and all before it on its stream, which then has forgotten it
 };
 
 Lanes::Lanes(c10::Device device, size_t events)
@@ -80,7 +75,7 @@ void Lanes::push(const Instruction& instruction, Kind kind, Start start) {
   if (disturbance_) disturbance_(instruction.stream, {});
   for (const int32_t event : instruction.waits) {
     auto& signaller = signalled_[static_cast<size_t>(event)];
-    if (signaller && !signaller->finished()) item->after.push_back(signaller);
+    if (signaller && !signaller->done) item->after.push_back(signaller);
   }
   auto& queue = queues_[static_cast<size_t>(instruction.stream)];
   item->queue = &queue;
@@ -96,35 +91,39 @@ void Lanes::push(const Instruction& instruction, Kind kind, Start start) {
 bool Lanes::try_start(Queue& queue, size_t index) {
   auto& item = *queue[index];
   if (item.started) return true;
-  for (size_t i = 0; i < index; ++i) {
-    const bool passed = item.kind == Kind::kernel ? queue[i]->finished() : queue[i]->started;
-    if (!passed) return false;
-  }
-  for (const auto& other : item.after) {
-    if (!other->finished()) return false;
-  }
+  const bool in_turn =
+      item.kind == Kind::kernel ? index == 0 : index == 0 || queue[index - 1]->started;
+  const bool ready = std::all_of(
+      item.after.begin(), item.after.end(), [](const auto& other) { return other->done; });
+  if (!in_turn || !ready) return false;
   item.started = true;
   item.after.clear();
   item.work = item.start({});
-  if (item.kind == Kind::kernel) item.done = true;
   return true;
 }
 
+/// Forgets what is done, in order, and starts what can start.
 void Lanes::pump() {
   for (auto& queue : queues_) {
-    while (!queue.empty() && queue.front()->finished()) queue.pop_front();
-    for (size_t i = 0; i < queue.size(); ++i) {
-      if (!try_start(queue, i)) break;
+    for (size_t i = 0; i < queue.size() && try_start(queue, i);) {
+      if (i == 0 && queue.front()->work.done()) {
+        queue.front()->done = true;
+        queue.pop_front();
+      } else {
+        ++i;
+      }
     }
   }
 }
 
 void Lanes::complete(const std::shared_ptr<Item>& item) {
-  while (!item->finished()) {
+  while (!item->done) {
     const auto first = item->queue->front();
     for (const auto& other : std::vector(first->after)) complete(other);
-    TORCH_INTERNAL_ASSERT(try_start(*item->queue, 0), "[shard] an instruction waits for itself");
-    if (!first->done) first->work.wait();
+    pump();
+    if (first->done) continue;
+    TORCH_INTERNAL_ASSERT(first->started, "[shard] an instruction waits for itself");
+    first->work.wait();
     first->done = true;
     item->queue->pop_front();
     pump();
@@ -169,9 +168,8 @@ void Lanes::disturb_compute() {
 void Lanes::finish() {
   for (auto& queue : queues_) {
     while (!queue.empty()) {
-      const auto first = queue.front();
-      complete(first);
-      if (!queue.empty() && queue.front() == first) queue.pop_front();
+      const auto last = queue.back();
+      complete(last);
     }
   }
   if (on_cpu_) return;

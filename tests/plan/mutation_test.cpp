@@ -3,12 +3,15 @@
 // interleaving of its streams goes wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <set>
 
 #include "plan/example_programs.h"
 #include "plan/interleavings.h"
 #include "plan/mutations.h"
+#include "plan/program_examples.h"
 #include "plan/proof.h"
 
 namespace sherd {
@@ -85,6 +88,26 @@ TEST(Proof, AcceptsEveryExampleAndSoDoesBruteForce) {
     }
   }
   EXPECT_GT(complete, 400) << "of the sequences should be small enough to be seen in full";
+}
+
+TEST(Proof, FollowsEverySectionThatARunMayChoose) {
+  auto units = units_of(3, over_one_axis(Strategy::optim_grads_params));
+  units[1].keep_gathered = true;
+  const auto program = Program::build(units, under_a_root(3), {});
+  std::set<const Section*> followed;
+  for (const auto& sequence : typical_sequences(program)) {
+    followed.insert(sequence.begin(), sequence.end());
+  }
+  for (const bool one : {false, true}) {
+    for (const bool other : {false, true}) {
+      // What an update changed is no longer kept, and the first backward finds what is kept.
+      for (const bool kept : {false, true}) {
+        EXPECT_TRUE((one && kept) || followed.contains(&program.forward({one, other, kept})));
+        EXPECT_TRUE((one && !kept) || followed.contains(&program.backward({one, other, kept})));
+      }
+    }
+  }
+  EXPECT_TRUE(followed.contains(&program.update()));
 }
 
 TEST(Proof, RefusesWhatGoesWrongOnAnyInterleaving) {

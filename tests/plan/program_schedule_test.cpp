@@ -128,6 +128,16 @@ TEST(ProgramSchedule, TheRootGathersForNobodyElse) {
   }
 }
 
+TEST(ProgramSchedule, GathersAheadOnlyWhatNestsNothing) {
+  // The root calls u1, then u2, which calls u3.
+  const auto order = order_of_tree(Units{kNone, 0, 0, 2});
+  const auto program = Program::build(units_of(4, over_one_axis(optim_grads_params)), order, {});
+  EXPECT_EQ(gathered_on_entering(program.forward({}), 1), Units({1, 3}));
+  EXPECT_EQ(gathered_on_entering(program.forward({}), 2), Units({2}));
+  EXPECT_EQ(gathered_on_entering(program.backward({}), 2), Units({2}));
+  EXPECT_EQ(gathered_on_entering(program.backward({}), 3), Units({3, 1}));
+}
+
 TEST(ProgramSchedule, HonoursAnExplicitPrefetchList) {
   auto units = units_of(5, over_one_axis(optim_grads_params));
   units[1].prefetch = {3, 2};

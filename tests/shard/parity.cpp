@@ -32,7 +32,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     Optimizer kind, std::vector<at::Tensor> parameters) {
   if (kind == Optimizer::sgd) {
     return std::make_unique<torch::optim::SGD>(
-        std::move(parameters), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01));
+        std::move(parameters), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(0.01));
   }
   return std::make_unique<torch::optim::AdamW>(
       std::move(parameters), torch::optim::AdamWOptions(0.01).weight_decay(0.1));
