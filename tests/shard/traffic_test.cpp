@@ -221,7 +221,8 @@ TEST_F(TrafficOverTwoAxes, AnIdleValidationPassDoesTheOuterGatherToo) {
 }
 
 /// Which of the micro-batches this rank has no data for.
-class TrafficWithIdlePasses : public TrafficOverTwoAxes, public ::testing::WithParamInterface<int64_t> {};
+class TrafficWithIdlePasses : public TrafficOverTwoAxes,
+                              public ::testing::WithParamInterface<int64_t> {};
 
 TEST_P(TrafficWithIdlePasses, TheOuterReductionRunsInTheLastMicroBatchAlone) {
   for (const auto& [name, collective] :

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unusual ways through a model: all give the gradients of the unsharded one.
+#include "shard/twin.h"
+
+namespace sherd::testing {
+namespace {
+
+class BehaviourTest : public ::testing::TestWithParam<Way> {
+ protected:
+  ShardOptions options() const { return options_for(GetParam()); }
+};
+
+TEST_P(BehaviourTest, AForwardOnlyValidationPassBetweenTwoTrainingStepsChangesNothing) {
+  Twin twin(options());
+  twin.expect_same([](Chain& model, int64_t rank, int64_t step) {
+    const auto validate = [&] {
+      const torch::NoGradGuard no_grad;
+      return model(chain_input(rank, step, 7)).item<double>();
+    };
+    const double before = validate();
+    train_once(model, rank, step);
+    EXPECT_EQ(validate(), before);
+  });
+}
+
+TEST_P(BehaviourTest, TwoForwardsMayComeBeforeTwoBackwards) {
+  Twin twin(options());
+  micro_batches(twin.model, 2);
+  twin.expect_same([](Chain& model, int64_t rank, int64_t step) {
+    auto first = model(chain_input(rank, step, 0));
+    auto second = model(chain_input(rank, step, 1));
+    first.backward();
+    second.backward();
+  });
+}
+
+TEST_P(BehaviourTest, OneBackwardMayServeTwoForwards) {
+  Twin twin(options());
+  micro_batches(twin.model, 2);
+  twin.expect_same([](Chain& model, int64_t rank, int64_t step) {
+    (model(chain_input(rank, step, 0)) + model(chain_input(rank, step, 1))).backward();
+  });
+}
+
+TEST_P(BehaviourTest, AUnitCalledTwiceInOneForwardAddsItsGradients) {
+  Twin twin(options());
+  twin.set_route([](ChainImpl& chain, const at::Tensor& x) {
+    auto y = chain.links[0](x);
+    y = chain.links[1](y);
+    y = chain.links[0](y);
+    return chain.links[3](chain.links[2](y));
+  });
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+}
+
+TEST_P(BehaviourTest, AUnitWithOneUnusedTrainableParameterTrains) {
+  Twin twin(options());  // `spare` is never used
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); }, 5);
+}
+
+TEST_P(BehaviourTest, AUnitSkippedInOneStepGetsZeroGradients) {
+  Twin twin(options());
+  twin.expect_same(
+      [&](Chain& model, int64_t rank, int64_t step) {
+        model->route = [step](ChainImpl& chain, const at::Tensor& x) {
+          auto y = x;
+          for (size_t i = 0; i < chain.links.size(); ++i) {
+            if (step != static_cast<int64_t>(i)) y = chain.links[i](y);
+          }
+          return y;
+        };
+        train_once(model, rank, step);
+      },
+      5);
+}
+
+TEST_P(BehaviourTest, RanksMayDifferInWhichUnitsRan) {
+  Twin twin(options());
+  twin.expect_same(
+      [&](Chain& model, int64_t rank, int64_t step) {
+        model->route = [=](ChainImpl& chain, const at::Tensor& x) {
+          auto y = x;
+          for (size_t i = 0; i < chain.links.size(); ++i) {
+            if ((static_cast<int64_t>(i) + rank + step) % 3 != 0) y = chain.links[i](y);
+          }
+          return y;
+        };
+        train_once(model, rank, step);
+      },
+      4);
+}
+
+TEST_P(BehaviourTest, AUnitGatheredAheadButNotExecutedTakesTheNewWeightsNextTime) {
+  Twin twin(options());
+  twin.expect_same(
+      [&](Chain& model, int64_t rank, int64_t step) {
+        // The last unit is gathered ahead in every step, but used in every other one.
+        model->route = [=](ChainImpl& chain, const at::Tensor& x) {
+          auto y = chain.links[2](chain.links[1](chain.links[0](x)));
+          return step % 2 == 0 ? y : chain.links[3](y);
+        };
+        train_once(model, rank, step);
+      },
+      4);
+}
+
+TEST_P(BehaviourTest, ADetachedBranchGetsNoGradients) {
+  Twin twin(options());
+  twin.set_route([](ChainImpl& chain, const at::Tensor& x) {
+    const auto y = chain.links[0](x);
+    const auto aside = chain.links[1](y).detach();
+    return chain.links[3](chain.links[2](y) + aside);
+  });
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+}
+
+TEST_P(BehaviourTest, ARetainedGraphMayBeUsedTwice) {
+  Twin twin(options());
+  micro_batches(twin.model, 2);
+  twin.expect_same([](Chain& model, int64_t rank, int64_t step) {
+    auto loss = model(chain_input(rank, step));
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+  });
+}
+
+TEST_P(BehaviourTest, ARankWithoutDataRunsAnIdlePass) {
+  Twin twin(options());
+  micro_batches(twin.model, 2);
+  const int64_t last = test_world().size() - 1;
+  twin.expect_same(
+      [&](Chain& model, int64_t rank, int64_t step) {
+        train_once(model, rank, step);
+        // In turn, one rank has no second micro-batch; alone, rank 0 is idle in every second step.
+        const bool idle = last == 0 ? step % 2 == 1 : rank == step % (last + 1);
+        if (!idle) {
+          train_once(model, rank, step, 1);
+        } else if (model.get() == twin.model.get()) {
+          idle_pass(model);
+        }
+      },
+      4);
+}
+
+TEST_P(BehaviourTest, TheVeryFirstPassOfARankMayBeIdle) {
+  Twin twin(options(), 4, [](Chain& model, const ShardOptions& given) {
+    for (const size_t i : {2u, 0u, 3u, 1u}) fully_shard(model->links[i], given);
+    fully_shard(model, given);
+  });
+  const bool several = test_world().size() > 1;
+  // Units run in the order in which they were sharded: an idle rank can't know another one yet.
+  twin.set_route([](ChainImpl& chain, const at::Tensor& x) {
+    auto y = x;
+    for (const size_t i : {2u, 0u, 3u, 1u}) y = chain.links[i](y);
+    return y;
+  });
+  twin.expect_same([&](Chain& model, int64_t rank, int64_t step) {
+    if (!several || rank != 0 || step > 0) {
+      train_once(model, rank, step);
+    } else if (model.get() == twin.model.get()) {
+      idle_pass(model);
+    }
+  });
+}
+
+TEST_P(BehaviourTest, UnitsMayRunInAnotherOrderThanTheyWereSharded) {
+  Twin twin(options(), 4, [](Chain& model, const ShardOptions& given) {
+    for (const size_t i : {2u, 0u, 3u, 1u}) fully_shard(model->links[i], given);
+    fully_shard(model, given);
+  });
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); }, 4);
+}
+
+TEST_P(BehaviourTest, TheOrderMayChangeLater) {
+  Twin twin(options());
+  twin.expect_same(
+      [](Chain& model, int64_t rank, int64_t step) {
+        model->route = [step](ChainImpl& chain, const at::Tensor& x) {
+          auto y = x;
+          for (size_t i = 0; i < 4; ++i) y = chain.links[step < 2 ? i : 3 - i](y);
+          return y;
+        };
+        train_once(model, rank, step);
+      },
+      4);
+}
+
+TEST_P(BehaviourTest, ASumOfLossesIsNotDivided) {
+  auto given = options();
+  given.loss = Loss::sum;
+  Twin twin(given);
+  twin.expect_same([&](Chain& model, int64_t rank, int64_t step) {
+    // The reference is divided by the ranks afterwards.
+    const bool sharded = model.get() == twin.model.get();
+    auto loss = model(chain_input(rank, step));
+    (sharded ? loss : loss * test_world().size()).backward();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, BehaviourTest, ::testing::ValuesIn(all_ways()), [](const auto& way) {
+  return way.param.name;
+});
+
+}  // namespace
+}  // namespace sherd::testing
