@@ -20,8 +20,8 @@ namespace {
 
 constexpr int64_t kUnits = 128;
 constexpr int64_t kDim = 64;
-constexpr int kSteps = 20;
-constexpr int kRounds = 7;
+constexpr int kSteps = 10;
+constexpr int kRounds = 5;
 
 template <class LinearHolder>
 struct StackImpl : torch::nn::Module {
@@ -122,5 +122,6 @@ int main(int argc, char** argv) {
     const double one = (sharded<PlainTower>(device, strategy) - plain) / kUnits;
     const double other = (sharded<FusedTower>(device, strategy) - fused) / kUnits;
     std::printf("%-20s %7.1f   with sherd::Linear %7.1f\n", to_text(strategy).c_str(), one, other);
+    std::fflush(stdout);
   }
 }

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -13,6 +14,7 @@ struct Mesh::Line {
   int64_t coordinate = 0;
   std::vector<int64_t> ranks;  // of the world, along the axis through this rank
   std::shared_ptr<Communicator> communicator;
+  mutable std::map<std::string, std::shared_ptr<Communicator>> for_purpose;
 };
 
 namespace {
@@ -86,6 +88,12 @@ int64_t Mesh::size() const {
 
 Communicator& Mesh::communicator(const std::string& axis) const {
   return *line(axis).communicator;
+}
+
+Communicator& Mesh::communicator(const std::string& axis, const std::string& purpose) const {
+  auto& known = line(axis).for_purpose[purpose];
+  if (!known) known = new_communicator(axis, purpose);
+  return *known;
 }
 
 std::shared_ptr<Communicator> Mesh::new_communicator(

@@ -4,7 +4,9 @@
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
+#include <map>
 #include <mutex>
+#include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -21,6 +23,7 @@ struct World::State {
   c10::Device device = c10::kCPU;
   std::shared_ptr<Engine> engine;  // mpi, or where mpirun started nccl ranks
   std::shared_ptr<Communicator> communicator;
+  std::map<std::string, std::shared_ptr<Communicator>> for_purpose;
 };
 
 namespace {
@@ -151,6 +154,15 @@ c10::Device World::device() const {
 }
 Communicator& World::communicator() const {
   return *state_->communicator;
+}
+Communicator& World::communicator(const std::string& purpose) const {
+  auto& known = state_->for_purpose[purpose];
+  if (!known) {
+    std::vector<int64_t> all(static_cast<size_t>(size()));
+    std::iota(all.begin(), all.end(), int64_t{0});
+    known = communicator().split(std::move(all), purpose);
+  }
+  return *known;
 }
 
 }  // namespace sherd

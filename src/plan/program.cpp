@@ -266,6 +266,11 @@ Program Program::build(std::vector<UnitSpec> units, Order order, const ProgramOp
   if (needs.stage_outer > 0) add_slot(program.slots_, "stage.outer", needs.stage_outer);
   build_all();
   program.bytes_ = bytes_of(program.units_, program.slots_);
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char c : program.facts()) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  program.fingerprint_ = hash;
   prove(program);
   return program;
 }

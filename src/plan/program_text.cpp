@@ -196,12 +196,6 @@ std::string Program::facts() const {
   return out.str();
 }
 
-uint64_t Program::fingerprint() const {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char c : facts()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
 std::string Program::to_text() const {
   std::ostringstream out;
   const auto traffic = this->traffic();

@@ -309,7 +309,14 @@ Section build_forward(const SectionInput& in, const ForwardFlags& flags) {
         if (spec.prefetch.empty()) {
           prefetch(writer, in, positions, static_cast<size_t>(position), flags.changed);
         }
-        for (const int32_t other : spec.prefetch) writer.gather(other, flags.changed);
+        for (const int32_t other : spec.prefetch) {
+          // In an order where it has already been, nothing would release it.
+          const auto later = positions.begin() + position + 1;
+          const bool comes = std::any_of(later, positions.end(), [&](int32_t next) {
+            return in.tree.call(next).unit == other;
+          });
+          if (comes) writer.gather(other, flags.changed);
+        }
       }
       writer.wait(unit);
     } else {

@@ -10,7 +10,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <cstring>
-#include <numeric>
 #include <sstream>
 #include <thread>
 
@@ -51,11 +50,8 @@ std::string line(const std::string& text, size_t number) {
 
 }  // namespace
 
-Agreement::Agreement(const World& world) : world_(world) {
-  auto& parent = world.communicator();
-  std::vector<int64_t> ranks(static_cast<size_t>(parent.size()));
-  std::iota(ranks.begin(), ranks.end(), int64_t{0});
-  communicator_ = parent.split(std::move(ranks), "control");
+Agreement::Agreement(const World& world)
+    : world_(world), communicator_(world.communicator("control")) {
   const auto device = world.device();
   const auto options = at::TensorOptions().dtype(at::kLong).device(device);
   const bool cuda = device.is_cuda();
@@ -75,12 +71,12 @@ void Agreement::start(const Record& record, Words words) {
   words_ = std::move(words);
   std::memcpy(host_mine_.mutable_data_ptr(), &record, sizeof(record));
   if (!stream_) {
-    work_ = communicator_->all_gather(all_, mine_);
+    work_ = communicator_.all_gather(all_, mine_);
   } else {
     // On a stream of its own: it has nothing to do with what the device computes.
     const c10::StreamGuard guard(*stream_);
     mine_.copy_(host_mine_, /*non_blocking=*/true);
-    auto gathered = communicator_->all_gather(all_, mine_, stream_);
+    auto gathered = communicator_.all_gather(all_, mine_, stream_);
     host_all_.copy_(all_, /*non_blocking=*/true);
     work_ = Work(std::make_shared<HostCopy>(*stream_, std::move(gathered)));
   }
@@ -126,7 +122,7 @@ void Agreement::check(bool block, std::optional<std::chrono::milliseconds> limit
 at::Tensor Agreement::gather(const at::Tensor& mine) {
   auto input = mine.to(world_.device());
   auto all = at::empty({input.numel() * world_.size()}, input.options());
-  communicator_->all_gather(all, input).synchronize();
+  communicator_.all_gather(all, input).synchronize();
   return all.cpu();
 }
 

@@ -52,7 +52,7 @@ class Agreement {
   at::Tensor gather(const at::Tensor& mine);
 
   World world_;
-  std::shared_ptr<Communicator> communicator_;
+  Communicator& communicator_;
   at::Tensor mine_;  // on the device, and beside it where the host can read and write
   at::Tensor all_;
   at::Tensor host_mine_;

@@ -51,7 +51,7 @@ class Claim {
     for (auto& shared : shared_) {
       // Used by two units: it belongs to the one around both, which is this one.
       const auto owner = find_owner(shared.parameter);
-      if (owner.unit) take_from(*owner.unit, shared.parameter);
+      if (owner.unit) take_from(*owner.unit, shared.parameter);  // held by `owner` meanwhile
       own_.push_back(shared);
     }
     std::unordered_set<const c10::TensorImpl*> seen;
@@ -109,6 +109,7 @@ class Claim {
     std::erase_if(
         all, [&](const Candidate& candidate) { return candidate.parameter.is_same(parameter); });
     unit.take(all);
+    if (unit.groups().empty()) registry().keep(unit.shared_from_this(), true);
   }
 
   torch::nn::Module& module_;

@@ -27,6 +27,13 @@ void Registry::add(
   modules_[module.get()] = {module, unit, unit->groups().empty() ? unit : nullptr};
 }
 
+void Registry::keep(const std::shared_ptr<Unit>& unit, bool kept) {
+  std::unique_lock lock(mutex_);
+  for (auto& [address, entry] : modules_) {
+    if (entry.unit.lock() == unit) entry.kept = kept ? unit : nullptr;
+  }
+}
+
 void Registry::add(
     const at::Tensor& parameter, const std::shared_ptr<Unit>& unit, size_t group, size_t member) {
   std::unique_lock lock(mutex_);

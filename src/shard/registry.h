@@ -19,6 +19,8 @@ class Registry {
   void add(
       const at::Tensor& parameter, const std::shared_ptr<Unit>& unit, size_t group, size_t member);
   void remove(const at::Tensor& parameter);
+  /// A unit without parameters has nobody to hold it: the registry does, until another unit can.
+  void keep(const std::shared_ptr<Unit>& unit, bool kept);
   std::shared_ptr<Unit> find(const torch::nn::Module* module);
   Owner find(const at::Tensor& parameter);
   std::shared_ptr<torch::nn::Module> module_of(const Unit& unit);
@@ -27,7 +29,7 @@ class Registry {
   struct ModuleEntry {
     std::weak_ptr<torch::nn::Module> module;
     std::weak_ptr<Unit> unit;
-    std::shared_ptr<Unit> kept;  // a unit without parameters has nobody else to hold it
+    std::shared_ptr<Unit> kept;
   };
   struct ParameterEntry {
     std::weak_ptr<Unit> unit;

@@ -24,11 +24,24 @@ Runtime::~Runtime() = default;
 
 void Runtime::form(Unit& root) {
   find_units(root);
-  open_links();
+  agreement_ = std::make_unique<Agreement>(world_);
   build(default_order());
   const auto self = shared_from_this();
   for (auto* unit : units_) unit->runtime = self;
+  hold_empty_units();
   published_versions_ = versions();
+}
+
+/// Units without parameters live as long as one that has some.
+void Runtime::hold_empty_units() {
+  const auto holder = std::find_if(
+      units_.begin(), units_.end(), [](const Unit* unit) { return !unit->groups().empty(); });
+  if (holder == units_.end()) return;
+  for (auto* unit : units_) {
+    if (!unit->groups().empty()) continue;
+    (*holder)->holds.push_back(unit->shared_from_this());
+    registry().keep(unit->shared_from_this(), false);
+  }
 }
 
 /// All units inside the root's module, inner ones first, each with the path of its module as name.
@@ -75,32 +88,16 @@ void Runtime::find_units(Unit& root) {
   }
 }
 
-void Runtime::open_links() {
-  for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) {
-      const auto& [mesh, axes] = std::tie(group->traits().mesh, group->traits().axes);
-      for (const auto& axis : {axes.inner, axes.outer}) {
-        if (axis.empty()) continue;
-        auto& link = links_[&mesh.communicator(axis)];
-        // Operations of one communicator run in order, so a gather must not share one with a
-        // reduction that it need not wait for.
-        if (!link.gather) link.gather = mesh.new_communicator(axis, "gather");
-        if (!link.reduce) link.reduce = mesh.new_communicator(axis, "reduce");
-      }
-    }
-  }
-  agreement_ = std::make_unique<Agreement>(world_);
-}
-
-GroupLinks Runtime::links_of(const GroupTraits& traits) const {
+// Operations of one communicator run in order, so a gather must not share one with a reduction that
+// it need not wait for.
+GroupLinks Runtime::links_of(const GroupTraits& traits) {
+  const auto& [mesh, axes] = std::tie(traits.mesh, traits.axes);
   GroupLinks links;
-  const auto& inner = links_.at(&traits.mesh.communicator(traits.axes.inner));
-  links.gather.inner = inner.gather.get();
-  links.reduce.inner = inner.reduce.get();
-  if (traits.axes.outer.empty()) return links;
-  const auto& outer = links_.at(&traits.mesh.communicator(traits.axes.outer));
-  links.gather.outer = outer.gather.get();
-  links.reduce.outer = outer.reduce.get();
+  links.gather.inner = &mesh.communicator(axes.inner, "gather");
+  links.reduce.inner = &mesh.communicator(axes.inner, "reduce");
+  if (axes.outer.empty()) return links;
+  links.gather.outer = &mesh.communicator(axes.outer, "gather");
+  links.reduce.outer = &mesh.communicator(axes.outer, "reduce");
   return links;
 }
 
@@ -176,7 +173,14 @@ void Runtime::use(std::shared_ptr<const Program> program) {
           links_of(group.traits()), divisor());
     }
   }
+  // What was written here (shards, an empty arena) is there before the first gather reads or
+  // writes.
+  lanes_->signal(published());
   verified_ = false;
+}
+
+int32_t Runtime::published() const {
+  return program_->update().instructions.back().signals;
 }
 
 int64_t Runtime::allocated() const {
@@ -282,7 +286,7 @@ void Runtime::publish() {
       for (const auto& piece : group->main_pieces()) piece.mutable_grad() = at::Tensor();
     }
   }
-  lanes_->signal(program_->update().instructions.back().signals);
+  lanes_->signal(published());
   published_versions_ = versions();
   changed_ = true;
   kept_ = divided_ = step_begun_ = false;
@@ -292,7 +296,7 @@ void Runtime::publish() {
 
 void Runtime::note_edit() {
   published_versions_ = versions();
-  lanes_->signal(program_->update().instructions.back().signals);
+  lanes_->signal(published());
 }
 
 void Runtime::finish() {

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -70,12 +69,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   explicit Runtime(const World& world) : world_(world) {}
   void form(Unit& root);
   void find_units(Unit& root);
-  void open_links();
-  GroupLinks links_of(const GroupTraits& traits) const;
+  void hold_empty_units();
+  static GroupLinks links_of(const GroupTraits& traits);
   Order default_order() const;
   void build(Order order);
   void use(std::shared_ptr<const Program> program);
   double divisor() const;
+  int32_t published() const;  // the event
 
   // passes.cpp
   enum class Phase : uint8_t { resting, forward, backward };
@@ -116,11 +116,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   World world_;
   std::vector<Unit*> units_;  // by number: inner ones first, the root last; null once gone
   std::vector<int32_t> parents_;
-  struct Link {
-    std::shared_ptr<Communicator> gather;
-    std::shared_ptr<Communicator> reduce;
-  };
-  std::map<const Communicator*, Link> links_;  // by the mesh's own communicator of the axis
   std::unique_ptr<Agreement> agreement_;
   std::shared_ptr<const Program> program_;
   std::unique_ptr<Lanes> lanes_;

@@ -50,6 +50,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int64_t sequence = 0;  // in which units were sharded
 
   // Set by its runtime.
+  std::vector<std::shared_ptr<Unit>> holds;  // units without parameters live as long as this one
   std::shared_ptr<Runtime> runtime;
   int32_t number = kNone;  // in the program
   Phase phase = Phase::resting;

@@ -2,24 +2,27 @@
 // In place of tests/ranks/rank_main.cpp, for tests of one process.
 #include "shard/emulated_world.h"
 
-#include <optional>
+#include <map>
 
 namespace sherd::testing {
 namespace {
 
-std::optional<World>& world_slot() {
-  static std::optional<World> world;
-  return world;
-}
+const World* world_in_use = nullptr;
 
 }  // namespace
 
 const World& test_world() {
-  return world_slot().value();
+  return *world_in_use;
 }
 
 void use_emulated_world(int64_t size) {
-  world_slot() = World::emulated({.rank = size / 2, .size = size});
+  // One for each size, since the tests' meshes are kept too.
+  static std::map<int64_t, World> worlds;
+  auto found = worlds.find(size);
+  if (found == worlds.end()) {
+    found = worlds.emplace(size, World::emulated({.rank = size / 2, .size = size})).first;
+  }
+  world_in_use = &found->second;
 }
 
 }  // namespace sherd::testing

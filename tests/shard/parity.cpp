@@ -3,6 +3,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <deque>
+
 namespace sherd::testing {
 
 std::vector<Way> all_ways() {
@@ -21,11 +23,41 @@ std::vector<Way> all_ways() {
   };
 }
 
+namespace {
+
+/// Meshes are shared by all tests of a process: NCCL takes long to open their communicators.
+class Meshes : public ::testing::Environment {
+ public:
+  const Mesh& get(const std::vector<Axis>& axes) {
+    for (const auto& mesh : meshes_) {
+      if (mesh.axes() == axes) return mesh;
+    }
+    return meshes_.emplace_back(test_world(), axes);
+  }
+  void TearDown() override { meshes_.clear(); }
+
+ private:
+  std::deque<Mesh> meshes_;
+};
+
+Meshes& meshes() {
+  // Owned by GoogleTest.
+  static auto& one = *static_cast<Meshes*>(::testing::AddGlobalTestEnvironment(new Meshes()));
+  return one;
+}
+[[maybe_unused]] const auto& registered_before_main = meshes();
+
+}  // namespace
+
+Mesh shared_mesh(const std::vector<Axis>& axes) {
+  return meshes().get(axes);
+}
+
 Mesh mesh_for(const Way& way) {
-  const auto& world = test_world();
-  if (!way.two_axes) return Mesh(world, {{"dp", world.size()}});
-  const int64_t outer = world.size() % 2 == 0 ? 2 : 1;
-  return Mesh(world, {{"dp_outer", outer}, {"dp", world.size() / outer}});
+  const int64_t size = test_world().size();
+  if (!way.two_axes) return shared_mesh({{"dp", size}});
+  const int64_t outer = size % 2 == 0 ? 2 : 1;
+  return shared_mesh({{"dp_outer", outer}, {"dp", size / outer}});
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
@@ -57,6 +89,17 @@ void expect_weights(
     const double difference = (a - b).norm().item<double>();
     EXPECT_LE(difference, tolerance * b.norm().item<double>()) << name;
   }
+}
+
+NamedTensors parameters_without_copies(const torch::nn::Module& module) {
+  NamedTensors result;
+  for (const auto& item : module.named_parameters()) {
+    const bool seen = std::any_of(result.begin(), result.end(), [&](const auto& other) {
+      return other.second.is_same(item.value());
+    });
+    if (!seen) result.emplace_back(item.key(), item.value());
+  }
+  return result;
 }
 
 void to_device(torch::nn::Module& module) {

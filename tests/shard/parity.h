@@ -25,6 +25,8 @@ struct Way {
 std::vector<Way> all_ways();
 /// `dp` over all ranks, or `dp_outer` × `dp`, the outer axis two where the world's size allows it.
 Mesh mesh_for(const Way& way);
+/// The same one for the same axes, in every test of this process.
+Mesh shared_mesh(const std::vector<Axis>& axes);
 
 enum class Optimizer { sgd, adamw };
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
@@ -41,6 +43,9 @@ void expect_weights(
 inline void expect_loss(double sharded, double reference) {
   EXPECT_NEAR(sharded, reference, 5e-6 * std::abs(reference));
 }
+
+/// Each tensor once, under its first name.
+NamedTensors parameters_without_copies(const torch::nn::Module& module);
 
 /// On the test world's device, as fp32 leaves.
 void to_device(torch::nn::Module& module);

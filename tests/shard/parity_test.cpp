@@ -131,7 +131,7 @@ TEST_P(ParityTest, TortureTrainsLikeUnsharded) {
     const auto& world = test_world();
     const int64_t experts = world.size() % 2 == 0 ? 2 : 1;
     // Ranks r and r + 1 have different experts.
-    const Mesh expert_mesh(world, {{"dp", world.size() / experts}, {"ep", experts}});
+    const auto expert_mesh = shared_mesh({{"dp", world.size() / experts}, {"ep", experts}});
     const int64_t mine = expert_mesh.coordinate("ep");
     torch::manual_seed(7);
     Torture reference(ModelOptions{setting.recompute}, experts);

@@ -40,6 +40,8 @@ class SHERD_API Mesh {
 
   /// Among the ranks that differ from this one along that axis only.
   Communicator& communicator(const std::string& axis) const;
+  /// The one for a purpose: opened when first asked for, then shared by all who name the purpose.
+  Communicator& communicator(const std::string& axis, const std::string& purpose) const;
   /// Another communicator along the same axis, for operations that must not queue behind the
   /// others.
   std::shared_ptr<Communicator> new_communicator(

@@ -66,6 +66,8 @@ class SHERD_API World {
   c10::Device device() const;
   /// Among all ranks.
   Communicator& communicator() const;
+  /// The one for a purpose: opened when first asked for (collective), then shared.
+  Communicator& communicator(const std::string& purpose) const;
 
  private:
   struct State;

@@ -210,7 +210,7 @@ class SHERD_API Program {
   StepTraffic traffic() const;
 
   /// Equal on all ranks, or the ranks would not understand each other.
-  uint64_t fingerprint() const;
+  uint64_t fingerprint() const { return fingerprint_; }
   /// The facts that the fingerprint is taken of, one a line.
   std::string facts() const;
   std::string to_text() const;
@@ -230,6 +230,7 @@ class SHERD_API Program {
   std::vector<Section> backward_;  // by flags
   Section update_;
   ProgramBytes bytes_;
+  uint64_t fingerprint_ = 0;
 };
 
 /// The collectives of one section.

@@ -107,12 +107,18 @@ SHERD_FOR_HOLDERS(finish, void)
 SHERD_FOR_HOLDERS(parameters, auto)
 SHERD_FOR_HOLDERS(named_parameters, auto)
 SHERD_FOR_HOLDERS(publish, void)
-SHERD_FOR_HOLDERS(step, void)
 SHERD_FOR_HOLDERS(gradient_norm, double)
 SHERD_FOR_HOLDERS(program, const Program&)
 SHERD_FOR_HOLDERS(allocated_bytes, int64_t)
 SHERD_FOR_HOLDERS(full_parameters, auto)
 #undef SHERD_FOR_HOLDERS
+template <class Contained>
+void step(
+    const torch::nn::ModuleHolder<Contained>& model,
+    torch::optim::Optimizer& optimizer,
+    const StepOptions& options = {}) {
+  step(static_cast<const torch::nn::Module&>(*model), optimizer, options);
+}
 template <class Contained>
 void edit_parameters(torch::nn::ModuleHolder<Contained> unit, const std::function<void()>& edit) {
   edit_parameters(static_cast<torch::nn::Module&>(*unit), edit);

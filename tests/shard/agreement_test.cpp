@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that do not do the same: each gets an error that names both sides, and the world goes on.
+// What leaves operations behind that other ranks never join is in one_rank_fails_test.py.
+#include <chrono>
+
+#include "shard/rig.h"
+
+namespace sherd::testing {
+namespace {
+
+/// Rank 1 is the odd one; alone in its world a rank agrees with itself.
+bool odd_one() {
+  return test_world().rank() == 1;
+}
+
+Moody make_model(int64_t dim_of_last = 3) {
+  torch::manual_seed(4);
+  Moody model;
+  if (dim_of_last != 3) {
+    model->out = model->replace_module("out", torch::nn::Linear(10, dim_of_last));
+  }
+  to_device(*model);
+  return model;
+}
+
+ShardOptions flat_options() {
+  return {.mesh = mesh_for({})};
+}
+
+void shard(Moody& model, const ShardOptions& options) {
+  for (auto& block : model->blocks) fully_shard(block, options);
+  fully_shard(model, options);
+}
+
+at::Tensor loss_of(Moody& model, int64_t outputs = 3) {
+  const auto device = test_world().device();
+  return model(torch::ones({4, 7}).to(device), torch::zeros({4, outputs}).to(device));
+}
+
+/// Asserts that every rank gets an error soon that says all of this of both sides, and that the
+/// world still works.
+void expect_disagreement(
+    std::initializer_list<std::string> parts, const std::function<void()>& run) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto text = error_of(run);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  if (test_world().size() == 1) {
+    EXPECT_EQ(text, "nothing was thrown");
+  } else {
+    const auto rethrow = [&] { throw std::runtime_error(text); };
+    expect_error({"[shard.agree]", "Rank 0: ", "Rank 1: "}, rethrow);
+    expect_error(parts, rethrow);
+  }
+  auto ones = torch::ones({3}, test_world().device());
+  test_world().communicator().all_reduce(ones, Reduction::sum()).synchronize();
+  EXPECT_EQ(ones[0].item<int64_t>(), test_world().size());
+}
+
+TEST(AgreementTest, DifferentMicroBatchesNameBothNumbers) {
+  auto model = make_model();
+  shard(model, flat_options());
+  micro_batches(model, odd_one() ? 3 : 2);
+  expect_disagreement({"micro-batches: 2", "micro-batches: 3"}, [&] { loss_of(model); });
+}
+
+TEST(AgreementTest, DifferentOrdersOfShardingNameBothUnits) {
+  auto model = make_model();
+  const auto options = flat_options();
+  for (size_t i = 0; i < 3; ++i) fully_shard(model->blocks[odd_one() ? 2 - i : i], options);
+  fully_shard(model, options);
+  expect_disagreement({"unit 'block0'", "unit 'block2'"}, [&] { loss_of(model); });
+}
+
+TEST(AgreementTest, DifferentUnitsNameBoth) {
+  auto model = make_model();
+  const auto options = flat_options();
+  for (size_t i = 0; i < 3; ++i) {
+    if (i != 1 || !odd_one()) fully_shard(model->blocks[i], options);
+  }
+  fully_shard(model, options);
+  expect_disagreement({"unit 'block1'", "unit 'block2'"}, [&] { loss_of(model); });
+}
+
+TEST(AgreementTest, DifferentPrefetchDepthsNameBothNumbers) {
+  auto model = make_model();
+  auto options = flat_options();
+  options.prefetch_depth = odd_one() ? 0 : 2;
+  shard(model, options);
+  expect_disagreement({"prefetch depth: 0", "prefetch depth: 2"}, [&] { loss_of(model); });
+}
+
+TEST(AgreementTest, DifferentLossesNameBoth) {
+  auto model = make_model();
+  auto options = flat_options();
+  options.loss = odd_one() ? Loss::sum : Loss::per_token;
+  shard(model, options);
+  expect_disagreement({"loss: sum", "loss: per token"}, [&] { loss_of(model); });
+}
+
+TEST(AgreementTest, DifferentPlacementsNameBoth) {
+  using enum Strategy;
+  auto model = make_model();
+  auto options = flat_options();
+  options.placement = Placement(odd_one() ? optim_grads : optim_grads_params);
+  shard(model, options);
+  expect_disagreement(
+      {Placement(optim_grads).to_text(), Placement(optim_grads_params).to_text()},
+      [&] { loss_of(model); });
+}
+
+TEST(AgreementTest, DifferentShapesNameBoth) {
+  auto model = make_model(odd_one() ? 4 : 3);
+  shard(model, flat_options());
+  expect_disagreement(
+      {"out.weight [3 10]", "out.weight [4 10]"}, [&] { loss_of(model, odd_one() ? 4 : 3); });
+}
+
+TEST(AgreementTest, DifferentDtypesNameBoth) {
+  auto model = make_model();
+  auto options = flat_options();
+  if (odd_one()) options.dtypes.reduce = torch::kBFloat16;
+  shard(model, options);
+  expect_disagreement(
+      {"Float Float Float BFloat16", "Float Float Float Float"}, [&] { loss_of(model); });
+}
+
+TEST(AgreementTest, AUnitThatOnlyOneRankKeepsGatheredIsNamed) {
+  auto model = make_model();
+  auto options = flat_options();
+  options.keep_gathered = odd_one();
+  shard(model, options);
+  expect_disagreement({"unit 'block0', keeps gathered", "unit 'block0'."}, [&] { loss_of(model); });
+}
+
+/// All run the same units, but each finds out about the other only at the end of the first pass.
+TEST(AgreementTest, AnotherOrderOfCallsInTheFirstPassNamesTheUnit) {
+  auto model = make_model();
+  shard(model, flat_options());
+  if (odd_one()) std::swap(model->blocks[0], model->blocks[2]);
+  expect_disagreement(
+      {"calls its units for the first time", "calls unit 'block1' where the program does not"},
+      [&] { loss_of(model).backward(); });
+}
+
+TEST(AgreementTest, ARecomputeThatOnlyOneRankDoesIsNoticed) {
+  auto model = make_model();
+  shard(model, flat_options());
+  if (odd_one()) model->where = MoodyImpl::Recompute::around_blocks;
+  expect_disagreement({"'block0'"}, [&] { loss_of(model).backward(); });
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sharding in a wrong way, and touching what is not there: an error that says what to do instead.
+#include "shard/rig.h"
+
+namespace sherd::testing {
+namespace {
+
+Mesh flat_mesh() {
+  return mesh_for({});
+}
+
+Perceptron small_model() {
+  torch::manual_seed(2);
+  Perceptron model;
+  to_device(*model);
+  return model;
+}
+
+at::Tensor loss_of(Perceptron& model) {
+  const auto device = test_world().device();
+  return model(torch::ones({2, 7}).to(device), torch::zeros({2, 3}).to(device));
+}
+
+/// One step; the loss after it is smaller.
+void expect_trains(Perceptron& model) {
+  auto optimizer = make_optimizer(Optimizer::sgd, parameters(model));
+  auto loss = loss_of(model);
+  loss.backward();
+  step(model, *optimizer);
+  const torch::NoGradGuard no_grad;
+  EXPECT_LT(loss_of(model).item<float>(), loss.item<float>());
+}
+
+void shard_all(Perceptron& model, const ShardOptions& options) {
+  for (auto& block : model->blocks) fully_shard(block, options);
+  fully_shard(model, options);
+}
+
+TEST(ErrorsTest, ShardingAModuleTwiceNamesIt) {
+  auto model = small_model();
+  const ShardOptions options{.mesh = flat_mesh()};
+  shard_all(model, options);
+  expect_error(
+      {"[shard]", "'Perceptron' is sharded already", "once"}, [&] { fully_shard(model, options); });
+  program(model);  // from now on units are known by their paths
+  expect_error({"'block1' is sharded already"}, [&] { fully_shard(model->blocks[1], options); });
+  expect_trains(model);
+}
+
+TEST(ErrorsTest, ShardingAnInnerModuleAfterTheOuterOneSaysToShardItFirst) {
+  auto model = small_model();
+  const ShardOptions options{.mesh = flat_mesh()};
+  fully_shard(model, options);
+  expect_error({"[shard]", "'Perceptron'", "'up.weight'", "shard inner modules first"}, [&] {
+    fully_shard(model->blocks[1], options);
+  });
+  expect_trains(model);
+}
+
+struct NothingImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+SHERD_MODULE(Nothing);
+
+/// It owns no parameter that would tell the order, but it is in the wrong place all the same.
+TEST(ErrorsTest, ShardingAnInnerModuleWithoutParametersAfterTheOuterOneIsFoundAtTheFirstCall) {
+  auto model = small_model();
+  auto inner = model->register_module("inner", Nothing());
+  const ShardOptions options{.mesh = flat_mesh()};
+  fully_shard(model, options);
+  fully_shard(inner, options);
+  expect_error({"'inner'", "'Perceptron'", "shard inner modules first"}, [&] { loss_of(model); });
+}
+
+TEST(ErrorsTest, ANegativePrefetchDepthIsRefusedWithItsValue) {
+  auto model = small_model();
+  ShardOptions options{.mesh = flat_mesh()};
+  options.prefetch_depth = -2;
+  expect_error({"[shard]", "'Perceptron'", "prefetch_depth is -2", "from 0"}, [&] {
+    fully_shard(model, options);
+  });
+  options.prefetch_depth = 0;
+  shard_all(model, options);
+  expect_trains(model);
+}
+
+TEST(ErrorsTest, AMeshWithoutTheDataAxisIsRefusedWithTheAxis) {
+  auto model = small_model();
+  const ShardOptions options{.mesh = Mesh(test_world(), {{"tp", test_world().size()}})};
+  expect_error(
+      {"[shard]", "'Perceptron'", "'dp'", "options.axes"}, [&] { fully_shard(model, options); });
+  ShardOptions named{.mesh = flat_mesh()};
+  named.axes = DataAxes{"dp", "pods"};
+  expect_error({"[shard]", "'pods'", "options.axes"}, [&] { fully_shard(model, named); });
+  shard_all(model, {.mesh = flat_mesh()});
+  expect_trains(model);
+}
+
+TEST(ErrorsTest, ShardingOverAnOuterAxisThatIsNotThereNamesTheParameter) {
+  using enum Strategy;
+  auto model = small_model();
+  const ShardOptions options{
+      .mesh = flat_mesh(), .placement = Placement(optim_grads_params, optim)};
+  expect_error(
+      {"[shard]", "'in.weight'", "dp_outer", "options.axes"}, [&] { fully_shard(model, options); });
+  shard_all(model, {.mesh = flat_mesh()});
+  expect_trains(model);
+}
+
+/// The rule fits the last of the parameters: none may have been taken by then.
+TEST(ErrorsTest, ARuleWithAMeshThatLacksTheAxisNamesItAndLeavesTheModuleAsItWas) {
+  auto model = small_model();
+  const auto before = model->out->bias.detach().clone();
+  ShardOptions options{.mesh = flat_mesh()};
+  options.rules = {
+      {.match = "out.bias", .mesh = Mesh(test_world(), {{"tp", test_world().size()}})}};
+  expect_error({"out.bias", "'dp'"}, [&] { fully_shard(model, options); });
+  EXPECT_TRUE(torch::equal(model->out->bias.detach(), before));
+  EXPECT_GT(model->in->weight.abs().sum().item<float>(), 0);
+  shard_all(model, {.mesh = flat_mesh()});
+  expect_trains(model);
+}
+
+struct MetaImpl : torch::nn::Module {
+  MetaImpl() { weight = register_parameter("weight", torch::empty({7}, torch::kMeta)); }
+  at::Tensor forward(const at::Tensor& x) { return (x * weight).square().sum(); }
+  void give_values() {
+    weight = torch::ones({7}, test_world().device()).set_requires_grad(true);
+    parameters_["weight"] = weight;
+  }
+  at::Tensor weight;
+};
+SHERD_MODULE(Meta);
+
+TEST(ErrorsTest, AParameterOnTheMetaDeviceIsNamed) {
+  Meta model;
+  expect_error({"[shard]", "'weight'", "meta device", "before it is sharded"}, [&] {
+    fully_shard(model, {.mesh = flat_mesh()});
+  });
+  model->give_values();
+  fully_shard(model, {.mesh = flat_mesh()});
+  auto loss = model(torch::ones({7}, test_world().device()));
+  EXPECT_EQ(loss.item<float>(), 7);
+  loss.backward();
+  EXPECT_EQ(gradient_norm(model), std::sqrt(7 * 4.0));
+}
+
+TEST(ErrorsTest, ABudgetBelowThePeakIsRefusedWithBothNumbers) {
+  auto roomy = small_model();
+  shard_all(roomy, {.mesh = flat_mesh()});
+  const int64_t peak = program(roomy).bytes().peak();
+  auto exact = small_model();
+  ShardOptions options{.mesh = flat_mesh()};
+  options.budget = peak;
+  shard_all(exact, options);
+  expect_trains(exact);
+  auto tight = small_model();
+  options.budget = peak - 1;
+  shard_all(tight, options);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    expect_error(
+        {std::to_string(peak), std::to_string(peak - 1), "budget"}, [&] { loss_of(tight); });
+  }
+}
+
+/// Known only when the first pass has shown that a recompute keeps all blocks gathered.
+TEST(ErrorsTest, ABudgetThatTheOrderOfTheFirstPassExceedsIsRefusedWithBothNumbers) {
+  const auto sharded = [](int64_t budget) {
+    Moody model(MoodyImpl::Recompute::around_blocks);
+    to_device(*model);
+    ShardOptions options{.mesh = flat_mesh()};
+    options.budget = budget;
+    for (auto& block : model->blocks) fully_shard(block, options);
+    fully_shard(model, options);
+    return model;
+  };
+  const auto loss = [](Moody& model) {
+    const auto device = test_world().device();
+    return model(torch::ones({2, 7}).to(device), torch::zeros({2, 3}).to(device));
+  };
+  auto roomy = sharded(0);
+  const int64_t before = program(roomy).bytes().peak();
+  loss(roomy).backward();
+  const int64_t after = program(roomy).bytes().peak();
+  ASSERT_GT(after, before);
+  auto tight = sharded(before);
+  expect_error(
+      {std::to_string(after), std::to_string(before), "budget"}, [&] { loss(tight).backward(); });
+}
+
+TEST(ErrorsTest, PrefetchingAModuleThatIsNoUnitNamesWhoWantsIt) {
+  auto model = small_model();
+  ShardOptions options{.mesh = flat_mesh()};
+  options.prefetch = {model->in.ptr()};
+  fully_shard(model->blocks[0], options);
+  fully_shard(model, {.mesh = flat_mesh()});
+  expect_error({"[shard]", "'block0'", "prefetch", "shard it first"}, [&] { loss_of(model); });
+}
+
+// ---- touching what is not there -----------------------------------------------------------------
+
+TEST(ErrorsTest, AForwardPastTheBoundaryNamesTheUnitAndTheHolder) {
+  Rig rig;
+  rig.train();
+  const auto x = torch::ones({4, 10}).to(test_world().device());
+  const auto remedy = {
+      std::string("[shard]"), std::string("'block1' are released"), std::string("SHERD_MODULE"),
+      std::string("sherd::call")};
+  expect_error(remedy, [&] { rig.model->blocks[1]->forward(x); });
+  torch::nn::ModuleHolder<MoodyBlockImpl> plain(rig.model->blocks[1].ptr());
+  expect_error(remedy, [&] { plain->forward(x); });
+  // And inside a pass, where the unit would have to be gathered.
+  rig.model->blocks[0]->after = [&](const at::Tensor& y) { return plain->forward(y); };
+  expect_error(remedy, [&] { rig.forward(); });
+  rig.model->blocks[0]->after = nullptr;
+  rig.expect_resting();
+  rig.train();
+}
+
+TEST(ErrorsTest, ReadingOrWritingAReleasedParameterNamesTheUnit) {
+  Rig rig;
+  rig.train();
+  const torch::NoGradGuard no_grad;
+  auto& weight = rig.model->blocks[2]->up->weight;
+  expect_error({"[shard]", "'block2' are released"}, [&] { weight.sum().item<float>(); });
+  expect_error({"[shard]", "'block2' are released"}, [&] { weight.clone(); });
+  expect_error({"[shard]", "'block2' are released"}, [&] { weight.zero_(); });
+  expect_error({"[shard]", "'block2' are released"}, [&] { weight.mutable_data_ptr(); });
+  expect_error({"'Moody' are released"}, [&] { rig.model->in->weight.sum().item<float>(); });
+  EXPECT_EQ(weight.sizes(), at::IntArrayRef({21, 10}));
+  torch::AutoGradMode grad(true);
+  rig.train();
+}
+
+/// ZeRO-1 and 2 keep whole weights, which after an update are this rank's part new, the rest old.
+TEST(ErrorsTest, ReadingAParameterBetweenUpdateAndForwardNamesTheUnitAndTheRemedy) {
+  if (test_world().size() == 1) return;  // all of it is this rank's part
+  for (const auto strategy : {Strategy::optim, Strategy::optim_grads}) {
+    Rig rig({.way = {"", Placement(strategy)}});
+    rig.train();
+    expect_error({"[shard]", "'block2' are older", "sherd::full_parameters"}, [&] {
+      rig.model->blocks[2]->up->weight.sum().item<float>();
+    });
+    rig.train();
+  }
+}
+
+TEST(ErrorsTest, AnInnerUnitCalledOutsideItsRootNamesBoth) {
+  Rig rig;
+  rig.train();
+  const auto x = torch::ones({4, 10}).to(test_world().device());
+  expect_error({"[shard]", "'block1'", "outside its root 'Moody'", "call the root"}, [&] {
+    rig.model->blocks[1](x);
+  });
+  rig.expect_resting();
+  rig.train();
+}
+
+TEST(ErrorsTest, AModelThatLostAUnitIsRefused) {
+  Rig rig;
+  rig.train();
+  rig.model->unregister_module("block1");
+  rig.model->blocks.erase(rig.model->blocks.begin() + 1);
+  expect_error({"[shard]", "deleted", "shard the model anew"}, [&] { rig.forward(); });
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of the runs that one_rank_fails_test.py starts: failing_program MODE [PATIENCE_MS]. All
+// ranks train alike, until in the third step rank 1 does something that the others don't.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <new>
+#include <thread>
+
+#include "shard/rig.h"
+
+using namespace std::chrono_literals;
+
+namespace sherd::testing {
+namespace {
+
+const World* world_in_use = nullptr;
+std::chrono::steady_clock::time_point went_wrong;
+
+struct Training {
+  Moody model;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+
+  at::Tensor forward() { return model(torch::ones({4, 7}), torch::zeros({4, 3})); }
+  void step() {
+    forward().backward();
+    sherd::step(model, *optimizer);
+  }
+};
+
+Training make_training() {
+  torch::manual_seed(5);
+  Moody model;
+  const ShardOptions options{.mesh = Mesh(test_world(), {{"dp", test_world().size()}})};
+  for (auto& block : model->blocks) fully_shard(block, options);
+  fully_shard(model, options);
+  return {model, make_optimizer(Optimizer::sgd, parameters(model))};
+}
+
+at::Tensor throw_logic_error(const at::Tensor&) {
+  throw std::logic_error("a mistake of this rank alone");
+}
+
+/// What rank 1 does before it goes on with the others.
+void misbehave(const std::string& mode, Training& training) {
+  auto& block = training.model->blocks[1];
+  if (mode == "forward" || mode == "uncaught") {
+    block->before = throw_logic_error;
+  } else if (mode == "backward") {
+    block->before = in_backward;
+    InBackward::action = [] { throw std::bad_alloc(); };
+  } else if (mode == "goes_on") {
+    block->before = throw_logic_error;
+    try {
+      training.step();
+    } catch (const std::logic_error&) {
+      block->before = nullptr;
+    }
+  } else if (mode == "calls_again" || mode == "calls_again_at_once") {
+    training.model->blocks.push_back(training.model->blocks[0]);
+  } else if (mode == "validates") {
+    const torch::NoGradGuard no_grad;
+    training.forward();
+  } else if (mode == "micro_batches") {
+    micro_batches(training.model, 2);
+  } else if (mode != "nothing") {
+    throw std::invalid_argument("unknown mode " + mode);
+  }
+}
+
+void run(const std::string& mode, std::chrono::milliseconds patience) {
+  const auto world =
+      World::from_environment({.backend = Backend::mpi, .operation_timeout = patience});
+  world_in_use = &world;
+  const bool odd_one = world.rank() == 1;
+  auto training = make_training();
+  went_wrong = std::chrono::steady_clock::now();
+  if (odd_one && mode == "calls_again_at_once") misbehave(mode, training);
+  for (int64_t step = 0; step < 5; ++step) {
+    if (step == 2) {
+      went_wrong = std::chrono::steady_clock::now();
+      if (odd_one && mode == "leaves") return;
+      if (odd_one) misbehave(mode, training);
+    }
+    training.step();
+  }
+  std::cout << "rank " << world.rank() << " is through" << std::endl;
+}
+
+int report(const std::string& what) {
+  const std::chrono::duration<double> after = std::chrono::steady_clock::now() - went_wrong;
+  // In one piece, or mpirun mixes the ranks' lines.
+  const auto line = c10::str("caught after ", after.count(), " s: ", what, "\n");
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  std::this_thread::sleep_for(2s);  // mpirun ends the others when the first is gone: let them speak
+  return 1;
+}
+
+}  // namespace
+
+const World& test_world() {
+  return *world_in_use;
+}
+
+}  // namespace sherd::testing
+
+int main(int argc, char** argv) {
+  using namespace sherd::testing;
+  const std::string mode = argc > 1 ? argv[1] : "";
+  const std::chrono::milliseconds patience(argc > 2 ? std::stoi(argv[2]) : 60'000);
+  if (mode == "uncaught") {
+    run(mode, patience);
+    return 0;
+  }
+  try {
+    run(mode, patience);
+  } catch (const c10::Error& error) {
+    return report(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return report(error.what());
+  }
+  return 0;
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forms that units and models may take: outputs, nesting, containers, recompute, prefetch.
+#include "sherd/shard/wrapper.h"
+
+#include "shard/twin.h"
+
+namespace sherd::testing {
+namespace {
+
+struct Pieces {
+  at::Tensor first;
+  std::vector<at::Tensor> rest;
+};
+template <class Visitor>
+void visit_tensors(const Pieces& value, Visitor visitor) {
+  visitor(value.first);
+  visitor(value.rest);
+}
+
+/// Returns the same tensors in many forms.
+struct ManyFormsImpl : torch::nn::Module {
+  ManyFormsImpl() { weight = register_parameter("weight", torch::randn({6, 6}) * 0.3); }
+  std::tuple<at::Tensor, std::optional<at::Tensor>> forward(const at::Tensor& x, int) {
+    return {torch::matmul(x, weight), std::nullopt};
+  }
+  Pieces forward(const at::Tensor& x) {
+    return {torch::matmul(x, weight), {x * weight.sum(), torch::tanh(x)}};
+  }
+  std::pair<std::vector<at::Tensor>, int> forward(const std::vector<at::Tensor>& xs) {
+    return {{torch::matmul(xs[0], weight), xs[1]}, 3};
+  }
+  at::Tensor weight;
+};
+SHERD_MODULE(ManyForms);
+
+struct FormsModelImpl : torch::nn::Module {
+  FormsModelImpl() { unit = register_module("unit", ManyForms()); }
+  at::Tensor forward(const at::Tensor& x) {
+    auto [first, none] = unit(x, 1);
+    EXPECT_FALSE(none.has_value());
+    auto pieces = unit(first);
+    auto [list, number] = unit(std::vector<at::Tensor>{pieces.rest[0], pieces.first});
+    EXPECT_EQ(number, 3);
+    return (list[0] + list[1]).square().mean();
+  }
+  ManyForms unit{nullptr};
+};
+SHERD_MODULE(FormsModel);
+
+/// Trains both models for some steps on every rank's data and compares the weights.
+template <class Holder>
+void expect_same_training(
+    Holder& model,
+    Holder& reference,
+    const std::function<at::Tensor(int64_t rank, int64_t step)>& input,
+    int64_t steps = 3) {
+  const auto& world = test_world();
+  auto optimizer = make_optimizer(Optimizer::sgd, parameters(model));
+  auto other = make_optimizer(Optimizer::sgd, reference->parameters());
+  for (int64_t step = 0; step < steps; ++step) {
+    for (auto& parameter : reference->parameters()) {
+      parameter.mutable_grad() = torch::zeros_like(parameter);
+    }
+    for (int64_t rank = 0; rank < world.size(); ++rank) {
+      (reference(input(rank, step)) / world.size()).backward();
+    }
+    model(input(world.rank(), step)).backward();
+    sherd::step(model, *optimizer);
+    other->step();
+  }
+  expect_weights(full_parameters(model), *reference, 1e-5);
+}
+
+at::Tensor six(int64_t rank, int64_t step) {
+  return random_input(step, 0, rank, {3, 6}).to(test_world().device());
+}
+
+TEST(FormsTest, OutputsMayBeTuplesVectorsOptionalsAndStructs) {
+  torch::manual_seed(1);
+  FormsModel model;
+  torch::manual_seed(1);
+  FormsModel reference;
+  to_device(*model);
+  to_device(*reference);
+  const ShardOptions options{.mesh = mesh_for({})};
+  fully_shard(model->unit, options);
+  fully_shard(model, options);
+  expect_same_training(model, reference, six);
+}
+
+struct StackedImpl : torch::nn::Module {
+  StackedImpl() {
+    layers = register_module("layers", torch::nn::Sequential(Link(6), torch::nn::Tanh(), Link(6)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return layers->forward(x).square().mean(); }
+  torch::nn::Sequential layers{nullptr};
+};
+SHERD_MODULE(Stacked);
+
+TEST(FormsTest, UnitsInsideASequentialAreCalledThroughTheirBoundary) {
+  torch::manual_seed(1);
+  Stacked model;
+  torch::manual_seed(1);
+  Stacked reference;
+  to_device(*model);
+  to_device(*reference);
+  const ShardOptions options{.mesh = mesh_for({})};
+  fully_shard(model->layers[0], options);
+  fully_shard(model->layers[2], options);
+  fully_shard(model, options);
+  const auto before = program(model).fingerprint();
+  for (auto& parameter : reference->parameters())
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+  const auto& world = test_world();
+  auto optimizer = make_optimizer(Optimizer::sgd, parameters(model));
+  for (int64_t rank = 0; rank < world.size(); ++rank) {
+    (reference(six(rank, 0)) / world.size()).backward();
+  }
+  model(six(world.rank(), 0)).backward();
+  sherd::step(model, *optimizer);
+  make_optimizer(Optimizer::sgd, reference->parameters())->step();
+  expect_weights(full_parameters(model), *reference, 1e-5);
+  EXPECT_EQ(program(model).fingerprint(), before);  // both were seen where they were expected
+}
+
+/// A unit that calls units, with parameters of its own before, between and after them.
+struct OuterImpl : torch::nn::Module {
+  OuterImpl() {
+    a = register_module("a", Link(6));
+    b = register_module("b", Link(6));
+    weight = register_parameter("weight", torch::randn({6, 6}) * 0.3);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = a(torch::matmul(x, weight));
+    y = b(torch::matmul(torch::tanh(y), weight));
+    return torch::matmul(y, weight.t());
+  }
+  Link a{nullptr}, b{nullptr};
+  at::Tensor weight;
+};
+SHERD_MODULE(Outer);
+
+struct NestedImpl : torch::nn::Module {
+  NestedImpl() {
+    first = register_module("first", Outer());
+    second = register_module("second", Outer());
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(first(x)).square().mean(); }
+  Outer first{nullptr}, second{nullptr};
+};
+SHERD_MODULE(Nested);
+
+class NestedTest : public ::testing::TestWithParam<Way> {};
+
+TEST_P(NestedTest, UnitsMayContainUnits) {
+  torch::manual_seed(1);
+  Nested model;
+  torch::manual_seed(1);
+  Nested reference;
+  to_device(*model);
+  to_device(*reference);
+  const auto options = options_for(GetParam());
+  for (auto* outer : {&model->first, &model->second}) {
+    fully_shard((*outer)->a, options);
+    fully_shard((*outer)->b, options);
+    fully_shard(*outer, options);
+  }
+  fully_shard(model, options);
+  expect_same_training(model, reference, six);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, NestedTest, ::testing::ValuesIn(all_ways()), [](const auto& way) {
+  return way.param.name;
+});
+
+/// Two units with one tensor: it belongs to the unit around both.
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    a = register_module("a", ManyForms());
+    b = register_module("b", ManyForms());
+    b->weight = b->register_parameter("tied", a->weight);
+    link = register_module("link", Link(6));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto [y, none] = a(x, 1);
+    const auto [z, also_none] = b(link(y), 1);
+    return z.square().mean();
+  }
+  ManyForms a{nullptr}, b{nullptr};
+  Link link{nullptr};
+};
+SHERD_MODULE(Tied);
+
+TEST(FormsTest, AParameterOfTwoUnitsBelongsToTheUnitAroundBoth) {
+  torch::manual_seed(1);
+  Tied model;
+  torch::manual_seed(1);
+  Tied reference;
+  to_device(*model);
+  to_device(*reference);
+  model->b->weight = model->b->named_parameters()["tied"];
+  const ShardOptions options{.mesh = mesh_for({})};
+  for (const auto& module : {model->a.ptr(), model->b.ptr()}) {
+    fully_shard(std::shared_ptr<torch::nn::Module>(module), options);
+  }
+  fully_shard(model->link, options);
+  fully_shard(model, options);
+  const auto& world = test_world();
+  auto optimizer = make_optimizer(Optimizer::sgd, parameters(model));
+  std::vector<at::Tensor> trained;
+  for (const auto& [name, value] : parameters_without_copies(*reference)) trained.push_back(value);
+  for (auto& parameter : trained) parameter.mutable_grad() = torch::zeros_like(parameter);
+  for (int64_t rank = 0; rank < world.size(); ++rank) {
+    (reference(six(rank, 0)) / world.size()).backward();
+  }
+  model(six(world.rank(), 0)).backward();
+  sherd::step(model, *optimizer);
+  make_optimizer(Optimizer::sgd, trained)->step();
+  expect_weights(full_parameters(model), *reference, 1e-5);
+}
+
+TEST(FormsTest, TheWrapperShardsEveryModuleOfTheGivenTypes) {
+  torch::manual_seed(3);
+  Chain plain(3);
+  to_device(*plain);
+  FullyShardedDataParallel model(plain, UnitTypes<Link>{}, {.mesh = mesh_for({})});
+  const auto& units = program(model.module()).units();
+  ASSERT_EQ(units.size(), 4u);
+  EXPECT_EQ(units[0].name, "link0");
+  EXPECT_EQ(units[2].name, "link2");
+  EXPECT_EQ(units[3].name, "Chain");
+  model(chain_input(0, 0)).backward();
+  publish(model.module());
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model that is dropped takes everything with it.
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "shard/counting_allocator.h"
+#include "shard/rig.h"
+
+namespace sherd::testing {
+namespace {
+
+/// A sharded model, and whether it is all gone after it was dropped.
+class Dropped {
+ public:
+  explicit Dropped(const Way& way) : before_(cpu_memory().live) {
+    auto& model = model_.emplace();
+    to_device(*model);
+    const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
+    for (auto& block : model->blocks) fully_shard(block, options);
+    fully_shard(model, options);
+    for (const auto& module : model->modules()) modules_.push_back(module);
+  }
+
+  Moody& model() { return *model_; }
+  at::Tensor forward() {
+    const auto device = test_world().device();
+    return model()(torch::ones({4, 7}).to(device), torch::zeros({4, 3}).to(device));
+  }
+  void train_step() {
+    torch::optim::SGD optimizer(parameters(model()), torch::optim::SGDOptions(0.01));
+    forward().backward();
+    step(model(), optimizer);
+  }
+  void drop() {
+    model_.reset();
+    for (size_t i = 0; i < modules_.size(); ++i) EXPECT_TRUE(modules_[i].expired()) << i;
+  }
+  void expect_all_freed() const {
+    // Another thread may be about to let go of what was under way.
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (cpu_memory().live != before_ && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_EQ(cpu_memory().live, before_);
+  }
+
+ private:
+  int64_t before_;
+  std::optional<Moody> model_;
+  std::vector<std::weak_ptr<torch::nn::Module>> modules_;
+};
+
+class LifetimeTest : public ::testing::TestWithParam<Way> {};
+
+TEST_P(LifetimeTest, ADroppedModelFreesEverything) {
+  Dropped dropped(GetParam());
+  dropped.train_step();
+  dropped.train_step();
+  dropped.drop();
+  dropped.expect_all_freed();
+}
+
+TEST_P(LifetimeTest, AModelThatNeverRanFreesEverything) {
+  Dropped dropped(GetParam());
+  dropped.drop();
+  dropped.expect_all_freed();
+}
+
+TEST_P(LifetimeTest, AModelDroppedInTheMiddleOfAStepFreesEverything) {
+  Dropped dropped(GetParam());
+  micro_batches(dropped.model(), 3);
+  dropped.forward().backward();
+  dropped.forward();  // and its graph is dropped
+  dropped.drop();
+  dropped.expect_all_freed();
+}
+
+TEST_P(LifetimeTest, AGraphThatOutlivesTheModelKeepsNoModuleAndFreesTheRestWithIt) {
+  Dropped dropped(GetParam());
+  dropped.train_step();
+  auto loss = dropped.forward();
+  dropped.drop();
+  loss.reset();
+  dropped.expect_all_freed();
+}
+
+/// Whatever comes of it, it is no crash, and nothing stays behind.
+TEST_P(LifetimeTest, ABackwardAfterTheModelIsGoneLeavesNothingBehind) {
+  Dropped dropped(GetParam());
+  dropped.train_step();
+  auto loss = dropped.forward();
+  dropped.drop();
+  error_of([&] { loss.backward(); });
+  loss.reset();
+  dropped.expect_all_freed();
+}
+
+TEST_P(LifetimeTest, AModelDroppedAfterAnExceptionFreesEverything) {
+  Dropped dropped(GetParam());
+  dropped.train_step();
+  dropped.model()->blocks[1]->after = [](const at::Tensor&) -> at::Tensor {
+    throw std::runtime_error("a mistake");
+  };
+  expect_error({"a mistake"}, [&] { dropped.forward(); });
+  dropped.model()->blocks[1]->after = in_backward;
+  InBackward::action = [] { throw std::runtime_error("another"); };
+  expect_error({"another"}, [&] { dropped.forward().backward(); });
+  InBackward::action = nullptr;
+  dropped.drop();
+  dropped.expect_all_freed();
+}
+
+TEST_P(LifetimeTest, AnOptimizerThatOutlivesTheModelFreesTheRestWithIt) {
+  Dropped dropped(GetParam());
+  auto optimizer = make_optimizer(Optimizer::adamw, parameters(dropped.model()));
+  dropped.forward().backward();
+  step(dropped.model(), *optimizer);
+  dropped.drop();
+  optimizer.reset();
+  dropped.expect_all_freed();
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, LifetimeTest, ::testing::ValuesIn(all_ways()), [](const auto& way) {
+  return way.param.name;
+});
+
+struct EchoImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+SHERD_MODULE(Echo);
+
+struct WithEchoImpl : torch::nn::Module {
+  WithEchoImpl() {
+    linear = register_module("linear", sherd::Linear(7, 3));
+    echo = register_module("echo", Echo());
+  }
+  at::Tensor forward(const at::Tensor& x) { return echo(linear(x)).square().sum(); }
+  sherd::Linear linear{nullptr};
+  Echo echo{nullptr};
+};
+SHERD_MODULE(WithEcho);
+
+TEST(ErrorsTest, AUnitWithoutParametersIsFreedWithItsModel) {
+  const int64_t before = cpu_memory().live;
+  {
+    WithEcho model;
+    to_device(*model);
+    const ShardOptions options{.mesh = mesh_for({})};
+    fully_shard(model->echo, options);
+    fully_shard(model, options);
+    model(torch::ones({2, 7}).to(test_world().device())).backward();
+  }
+  EXPECT_EQ(cpu_memory().live, before);
+}
+
+}  // namespace
+}  // namespace sherd::testing

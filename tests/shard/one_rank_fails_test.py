@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings where rank 1 of 3 fails, or does what the others don't: each must end soon, on all ranks, and say why.
+
+one_rank_fails_test.py RUN_RANKS MPIRUN FAILING_PROGRAM
+"""
+import re
+import subprocess
+import sys
+import time
+import unittest
+
+RUN_RANKS, MPIRUN, PROGRAM = sys.argv[1:4]
+ENDED = "another rank failed: [comm.mpi] rank 1 of 3: an exception ended it"
+
+
+class Run:
+    """One mpirun of the program: its exit code, output and seconds."""
+
+    def __init__(self, mode, patience_ms=60000):
+        begin = time.monotonic()
+        done = subprocess.run(
+            [RUN_RANKS, MPIRUN, "3", PROGRAM, mode, str(patience_ms)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+        self.seconds = time.monotonic() - begin
+        self.code, self.text = done.returncode, done.stdout
+
+    def caught(self, rank):
+        """What that rank's main function caught, and how many seconds after rank 1 went its own way."""
+        match = re.search(rf"^\[1,{rank}\]<stderr>:caught after ([\d.e-]+) s: (.*)$", self.text, re.MULTILINE)
+        return (match.group(2), float(match.group(1))) if match else ("nothing", float("inf"))
+
+
+class OneRankFails(unittest.TestCase):
+    def assert_caught(self, run, rank, within, *parts):
+        text, seconds = run.caught(rank)
+        for part in parts:
+            self.assertIn(part, text, run.text)
+        self.assertLess(seconds, within, run.text)
+        self.assertNotEqual(run.code, 0, run.text)
+
+    def assert_others_hear_of_it(self, run, within):
+        for rank in (0, 2):
+            self.assert_caught(run, rank, within, f"[comm.mpi] rank {rank}, ", ENDED)
+
+    def test_a_healthy_training_ends_well(self):
+        run = Run("nothing")
+        self.assertEqual(run.code, 0, run.text)
+        for rank in range(3):
+            self.assertIn(f"rank {rank} is through", run.text)
+
+    def test_an_exception_in_a_forward_ends_all_ranks(self):
+        run = Run("forward")
+        self.assert_caught(run, 1, 2, "a mistake of this rank alone")
+        self.assert_others_hear_of_it(run, 3)
+        self.assertLess(run.seconds, 15, run.text)
+
+    def test_an_exception_that_nobody_catches_ends_all_ranks_and_names_the_rank(self):
+        run = Run("uncaught")
+        self.assertNotEqual(run.code, 0, run.text)
+        self.assertIn("a mistake of this rank alone", run.text)
+        self.assertRegex(run.text, r"process rank 1 with PID \d+ on node \S+ exited on\s+signal 6 \(Aborted\)")
+        self.assertLess(run.seconds, 15, run.text)
+
+    def test_too_little_memory_in_a_backward_ends_all_ranks(self):
+        run = Run("backward")
+        self.assert_caught(run, 1, 2, "std::bad_alloc")
+        self.assert_others_hear_of_it(run, 3)
+        self.assertLess(run.seconds, 15, run.text)
+
+    def test_a_rank_that_goes_on_alone_after_an_exception_is_stopped(self):
+        run = Run("goes_on")
+        self.assert_caught(run, 1, 15, "[shard.agree] rank 1: goes on after an exception in 'Moody'",
+                           "the other ranks did not say so within 10 s")
+        self.assert_others_hear_of_it(run, 15)
+
+    def test_a_unit_that_one_rank_calls_again_is_named(self):
+        run = Run("calls_again")
+        self.assert_caught(run, 1, 15, "[shard.agree] rank 1: calls unit 'block0' where the program does not expect it",
+                           "the other ranks did not say so within 10 s")
+        self.assert_others_hear_of_it(run, 15)
+
+    def test_a_unit_that_one_rank_calls_again_in_the_first_pass_is_named_everywhere(self):
+        run = Run("calls_again_at_once")
+        for rank in range(3):
+            self.assert_caught(run, rank, 3, "[shard.agree]", "Rank 0: calls its units for the first time",
+                               "Rank 1: calls unit 'block0' where the program does not expect it")
+
+    def test_micro_batches_that_one_rank_changes_later_name_both_numbers(self):
+        run = Run("micro_batches")
+        for rank in range(3):
+            self.assert_caught(run, rank, 3, "[shard.agree]", "Rank 0: micro-batches: 1", "Rank 1: micro-batches: 2")
+
+    def test_a_pass_that_only_one_rank_makes_runs_into_the_limit(self):
+        run = Run("validates", patience_ms=4000)
+        self.assertNotEqual(run.code, 0, run.text)
+        for rank in range(3):
+            self.assert_caught(run, rank, 10, f"[comm.mpi] rank {rank}, ", "no word from rank")
+
+    def test_a_rank_that_leaves_early_is_named(self):
+        run = Run("leaves", patience_ms=4000)
+        for rank in (0, 2):
+            self.assert_caught(run, rank, 10, f"[comm.mpi] rank {rank}, ", "not done after 4 s; no word from rank 1")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training loop that does things in a wrong order: an error that says what to do instead, and
+// nothing has changed.
+#include "shard/rig.h"
+
+namespace sherd::testing {
+namespace {
+
+TEST(ErrorsTest, AnUpdateBeforeTheLastBackwardChangesNothing) {
+  for (const auto& way : all_ways()) {
+    for (const auto optimizer : {Optimizer::sgd, Optimizer::adamw}) {
+      SCOPED_TRACE(way.name);
+      Rig rig({.way = way, .micro_batches = 3, .optimizer = optimizer});
+      rig.train();
+      for (int64_t done = 0; done < 3; ++done) {
+        const auto before = main_weights(*rig.model);
+        const auto count = c10::str("after ", done, " of the 3 backwards");
+        expect_error({"[shard]", "optimizer.step()", count, "'Moody'", "micro_batches"}, [&] {
+          step(rig.model, *rig.optimizer);
+        });
+        rig.optimizer->step();  // torch's own: it finds no gradients
+        expect_same_bits(main_weights(*rig.model), before);
+        if (done > 0) {
+          expect_error({"[shard]", "publish", count, "'Moody'"}, [&] { publish(rig.model); });
+        }
+        rig.pass(done);
+      }
+      rig.update();
+      rig.expect_alike();
+      rig.train();
+    }
+  }
+}
+
+TEST(ErrorsTest, ASecondUpdateOfAStepChangesNothing) {
+  Rig rig;
+  rig.train();
+  const auto before = main_weights(*rig.model);
+  expect_error({"optimizer.step()", "after 0 of the 1 backwards", "'Moody'"}, [&] {
+    step(rig.model, *rig.optimizer);
+  });
+  expect_same_bits(main_weights(*rig.model), before);
+  rig.train();
+}
+
+TEST(ErrorsTest, ABackwardAfterTheLastNamesBothNumbers) {
+  for (const auto& way : all_ways()) {
+    SCOPED_TRACE(way.name);
+    Rig rig({.way = way, .micro_batches = 2});
+    rig.train();
+    rig.pass(0);
+    rig.pass(1);
+    auto loss = rig.forward();
+    expect_error(
+        {"[shard]", "backward 3 of 'Moody'", "a step has 2", "publish", "sherd::micro_batches"},
+        [&] { loss.backward(); });
+    expect_error(
+        {"idle_pass", "backward 3 of 'Moody'", "a step has 2"}, [&] { idle_pass(rig.model); });
+    rig.expect_resting();
+    rig.update();
+    rig.expect_alike();
+    rig.train();
+  }
+}
+
+TEST(ErrorsTest, MicroBatchesAreAtLeastOne) {
+  Rig rig;
+  expect_error(
+      {"[shard]", "micro_batches(Moody, 0)", "at least 1"}, [&] { micro_batches(rig.model, 0); });
+  expect_error({"micro_batches(Moody, -3)"}, [&] { micro_batches(rig.model, -3); });
+  rig.train();
+}
+
+TEST(ErrorsTest, MicroBatchesDoNotChangeInTheMiddleOfAStep) {
+  Rig rig({.micro_batches = 2});
+  rig.train();
+  for (int64_t done = 1; done <= 2; ++done) {
+    rig.pass(done - 1);
+    expect_error(
+        {"[shard]", "micro_batches(Moody, 5)", c10::str(done, " of 2 backwards"), "between steps"},
+        [&] { micro_batches(rig.model, 5); });
+  }
+  rig.update();
+  rig.expect_alike();
+  // Nor inside a pass.
+  rig.model->blocks[1]->before = [&](const at::Tensor& x) {
+    micro_batches(rig.model, 5);
+    return x;
+  };
+  expect_error({"[shard]", "micro_batches", "'block1'", "in the forward", "between passes"}, [&] {
+    rig.forward();
+  });
+  rig.model->blocks[1]->before = nullptr;
+  rig.train();
+}
+
+/// Torch's SGD writes the weights past their version counters, its AdamW does not.
+TEST(ErrorsTest, ForgettingToPublishIsAnErrorAtTheNextForward) {
+  for (const auto& way : all_ways()) {
+    for (const auto optimizer : {Optimizer::sgd, Optimizer::adamw}) {
+      SCOPED_TRACE(way.name + (optimizer == Optimizer::sgd ? ", SGD" : ", AdamW"));
+      Rig rig({.way = way, .optimizer = optimizer});
+      rig.train();
+      rig.pass(0);
+      rig.optimizer->step();
+      const auto said = {
+          std::string("[shard]"), std::string("'Moody' have changed"),
+          std::string("sherd::publish(model)")};
+      expect_error(said, [&] { rig.forward(); });
+      {
+        const torch::NoGradGuard no_grad;
+        expect_error(said, [&] { rig.forward(); });
+      }
+      publish(rig.model);
+      step(rig.twin, *rig.twin_optimizer);
+      expect_same_bits(main_weights(*rig.model), main_weights(*rig.twin));
+      EXPECT_EQ(rig.forward(rig.model).item<float>(), rig.forward(rig.twin).item<float>());
+    }
+  }
+}
+
+TEST(ErrorsTest, ALossPerTokenNeedsTheTokens) {
+  Rig rig({.loss = Loss::per_token});
+  rig.train();
+  rig.pass(0);
+  const auto before = main_weights(*rig.model);
+  expect_error(
+      {"[shard]", "'Moody'", "per token", ".tokens"}, [&] { step(rig.model, *rig.optimizer); });
+  expect_error(
+      {"[shard]", "'Moody'", "0 tokens"}, [&] { step(*rig.model, *rig.optimizer, {.tokens = 0}); });
+  expect_same_bits(main_weights(*rig.model), before);
+  rig.update();
+  rig.expect_alike();
+  rig.train();
+  rig.pass(0);
+  rig.optimizer->step();
+  expect_error({"[shard]", "'Moody'", "per token", ".tokens"}, [&] { publish(rig.model); });
+}
+
+TEST(ErrorsTest, TokensNeedALossPerToken) {
+  Rig rig;
+  rig.train();
+  rig.pass(0);
+  const auto before = main_weights(*rig.model);
+  expect_error({"[shard]", "tokens", "'Moody'", "sherd::Loss::per_token"}, [&] {
+    step(*rig.model, *rig.optimizer, {.tokens = 4});
+  });
+  expect_same_bits(main_weights(*rig.model), before);
+  rig.update();
+  rig.expect_alike();
+}
+
+TEST(ErrorsTest, ParametersAreNotEditedInTheMiddleOfAStep) {
+  for (const auto& way : all_ways()) {
+    SCOPED_TRACE(way.name);
+    Rig rig({.way = way, .micro_batches = 2});
+    rig.train();
+    const auto edit = [&] { edit_parameters(rig.model->blocks[1], [] { FAIL(); }); };
+    for (int64_t done = 1; done <= 2; ++done) {
+      rig.pass(done - 1);
+      expect_error({"[shard]", "edit_parameters", "'block1'", "in the middle of a step"}, edit);
+    }
+    rig.update();
+    rig.expect_alike();
+    rig.train();
+  }
+}
+
+TEST(ErrorsTest, ParametersAreNotEditedInsideAPass) {
+  for (const auto& way : all_ways()) {
+    SCOPED_TRACE(way.name);
+    Rig rig({.way = way});
+    rig.train();
+    const auto edit = [&] { edit_parameters(rig.model->blocks[2], [] { FAIL(); }); };
+    rig.model->blocks[1]->before = [&](const at::Tensor& x) {
+      edit();
+      return x;
+    };
+    expect_error(
+        {"[shard]", "edit_parameters", "in the forward", "between passes"}, [&] { rig.forward(); });
+    rig.model->blocks[1]->before = in_backward;
+    InBackward::action = edit;
+    auto loss = rig.forward();
+    expect_error({"[shard]", "edit_parameters", "in the backward", "between passes"}, [&] {
+      loss.backward();
+    });
+    rig.model->blocks[1]->before = nullptr;
+    InBackward::action = nullptr;
+    rig.expect_resting();
+    rig.train();
+  }
+}
+
+TEST(ErrorsTest, AnEditThatThrowsKeepsNothing) {
+  for (const auto& way : all_ways()) {
+    SCOPED_TRACE(way.name);
+    Rig rig({.way = way});
+    rig.train();
+    expect_error({"a mistake in the edit"}, [&] {
+      edit_parameters(rig.model->blocks[1], [&] {
+        rig.model->blocks[1]->up->weight.zero_();
+        throw std::runtime_error("a mistake in the edit");
+      });
+    });
+    rig.expect_resting();
+    rig.expect_alike();
+    rig.train();
+  }
+}
+
+TEST(ErrorsTest, WhatIsAskedOfTheModelIsNotAnsweredForAnInnerUnitOrAPlainModule) {
+  Rig rig;
+  rig.train();
+  const std::vector<std::pair<const char*, std::function<void(torch::nn::Module&)>>> all{
+      {"micro_batches", [](auto& model) { micro_batches(model, 2); }},
+      {"idle_pass", [](auto& model) { idle_pass(model); }},
+      {"finish", [](auto& model) { finish(model); }},
+      {"parameters", [](auto& model) { parameters(model); }},
+      {"publish", [](auto& model) { publish(model); }},
+      {"step", [&](auto& model) { step(model, *rig.optimizer); }},
+      {"gradient_norm", [](auto& model) { gradient_norm(model); }},
+      {"program", [](auto& model) { program(model); }},
+      {"allocated_bytes", [](auto& model) { allocated_bytes(model); }},
+      {"full_parameters", [](auto& model) { full_parameters(model); }}};
+  for (const auto& [name, ask] : all) {
+    SCOPED_TRACE(name);
+    expect_error({"[shard]", name, "MoodyImpl", "not sharded", "sherd::fully_shard"}, [&] {
+      ask(*rig.reference);
+    });
+    expect_error({"[shard]", name, "'block1'", "not the root", "pass 'Moody'"}, [&] {
+      ask(*rig.model->blocks[1]);
+    });
+  }
+  expect_error({"[shard]", "edit_parameters", "MoodyImpl", "no unit"}, [&] {
+    edit_parameters(rig.reference, [] {});
+  });
+  rig.train();
+}
+
+TEST(ErrorsTest, AGradientNormBeforeTheLastBackwardIsRefused) {
+  Rig rig({.micro_batches = 2});
+  rig.pass(0);
+  expect_error({"[shard]", "gradient_norm", "after 1 of the 2 backwards", "'Moody'"}, [&] {
+    gradient_norm(rig.model);
+  });
+  rig.pass(1);
+  EXPECT_EQ(gradient_norm(rig.model), gradient_norm(rig.twin));
+  rig.update();
+  rig.expect_alike();
+}
+
+}  // namespace
+}  // namespace sherd::testing
