@@ -20,8 +20,8 @@ namespace {
 
 constexpr int64_t kUnits = 128;
 constexpr int64_t kDim = 64;
-constexpr int kSteps = 10;
-constexpr int kRounds = 5;
+constexpr int kSteps = 4;
+constexpr int kRounds = 15;
 
 template <class LinearHolder>
 struct StackImpl : torch::nn::Module {
@@ -63,64 +63,74 @@ void synchronize(c10::Device device) {
   if (device.is_cuda()) torch::cuda::synchronize();
 }
 
-/// Microseconds of a step, the median over rounds.
-template <class Step>
-double measure(c10::Device device, Step step) {
-  std::vector<double> rounds;
-  for (int round = 0; round < kRounds; ++round) {
-    synchronize(device);
+/// Runs steps of one of two models in turn, so that a change of the machine's speed meets both.
+class Contest {
+ public:
+  explicit Contest(c10::Device device) : device_(device) {}
+
+  template <class Step>
+  double round(Step step) const {
+    synchronize(device_);
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < kSteps; ++i) step();
-    synchronize(device);
+    synchronize(device_);
     const std::chrono::duration<double, std::micro> taken =
         std::chrono::steady_clock::now() - begin;
-    rounds.push_back(taken.count() / kSteps);
+    return taken.count() / kSteps;
   }
-  std::sort(rounds.begin(), rounds.end());
-  return rounds[rounds.size() / 2];
-}
+
+  /// The median of the differences, in microseconds a step.
+  template <class One, class Other>
+  double difference(One one, Other other) const {
+    std::vector<double> rounds;
+    for (int i = 0; i < kRounds + 1; ++i) {
+      const double first = round(one);
+      const double taken = round(other) - first;
+      if (i > 0) rounds.push_back(taken);
+    }
+    std::sort(rounds.begin(), rounds.end());
+    return rounds[rounds.size() / 2];
+  }
+
+ private:
+  c10::Device device_;
+};
 
 template <class Tower>
-double unsharded(c10::Device device) {
-  Tower tower;
-  tower->to(device);
-  const auto x = torch::randn({8, kDim}, device);
-  return measure(device, [&] {
-    tower(x).backward();
-    tower->zero_grad();
-  });
-}
-
-template <class Tower>
-double sharded(c10::Device device, sherd::Strategy strategy) {
+double cost_per_unit(c10::Device device, sherd::Strategy strategy) {
   const auto world = sherd::World::emulated({.rank = 3, .size = 8, .device = device});
   const sherd::Mesh mesh(world, {{"dp", 8}});
+  Tower plain;
+  plain->to(device);
   Tower tower;
   tower->to(device);
   const sherd::ShardOptions options{.mesh = mesh, .placement = sherd::Placement(strategy)};
   for (auto& stack : tower->stacks) sherd::fully_shard(stack, options);
   sherd::fully_shard(tower, options);
   const auto x = torch::randn({8, kDim}, device);
-  return measure(device, [&] {
-    tower(x).backward();
-    sherd::publish(tower);
-    sherd::recorded_calls(world.communicator(), /*forget=*/true);
-  });
+  const double taken = Contest(device).difference(
+      [&] {
+        plain(x).backward();
+        plain->zero_grad();
+      },
+      [&] {
+        tower(x).backward();
+        sherd::publish(tower);
+        sherd::recorded_calls(world.communicator(), /*forget=*/true);
+      });
+  return taken / kUnits;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const c10::Device device(argc > 1 ? argv[1] : "cpu");
-  const double plain = unsharded<PlainTower>(device);
-  const double fused = unsharded<FusedTower>(device);
-  std::printf("unsharded: %.0f us a step, with sherd::Linear %.0f us\n", plain, fused);
   std::printf("us per unit and step, unsharded taken off:\n");
   for (const auto strategy :
        {sherd::Strategy::no_shard, sherd::Strategy::optim, sherd::Strategy::optim_grads,
         sherd::Strategy::optim_grads_params}) {
-    const double one = (sharded<PlainTower>(device, strategy) - plain) / kUnits;
-    const double other = (sharded<FusedTower>(device, strategy) - fused) / kUnits;
+    const double one = cost_per_unit<PlainTower>(device, strategy);
+    const double other = cost_per_unit<FusedTower>(device, strategy);
     std::printf("%-20s %7.1f   with sherd::Linear %7.1f\n", to_text(strategy).c_str(), one, other);
     std::fflush(stdout);
   }

@@ -20,7 +20,9 @@ void write_weight_gradient(
   auto buffer = target.buffer;
   const auto dtype = buffer.scalar_type();
   const double beta = target.overwrite ? 0 : 1;
-  if (dtype == input.scalar_type()) {
+  if (dtype == input.scalar_type() && target.overwrite) {
+    at::mm_out(buffer, gradient.t(), input);
+  } else if (dtype == input.scalar_type()) {
     at::addmm_out(buffer, buffer, gradient.t(), input, beta, 1);
   } else if (buffer.is_cuda() && dtype == at::kFloat) {
     // One product of 16-bit operands that accumulates in fp32.

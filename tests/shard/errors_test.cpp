@@ -217,6 +217,29 @@ TEST(ErrorsTest, AForwardPastTheBoundaryNamesTheUnitAndTheHolder) {
   rig.train();
 }
 
+struct WithTorchHolderImpl : torch::nn::Module {
+  WithTorchHolderImpl() { linear = register_module("linear", torch::nn::Linear(7, 3)); }
+  at::Tensor forward(const at::Tensor& x) { return linear(x).square().sum(); }
+  torch::nn::Linear linear{nullptr};
+};
+SHERD_MODULE(WithTorchHolder);
+
+/// Where weights stay whole nothing is released, but the gradients come from a call that nobody
+/// knows of: without an error they would be lost.
+TEST(ErrorsTest, AUnitCalledThroughTorchsHolderIsAnErrorWhateverIsSharded) {
+  for (const auto& way : all_ways()) {
+    SCOPED_TRACE(way.name);
+    WithTorchHolder model;
+    to_device(*model);
+    const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
+    fully_shard(model->linear, options);
+    fully_shard(model, options);
+    expect_error({"[shard]", "'linear'", "sherd::call"}, [&] {
+      model(torch::ones({2, 7}).to(test_world().device())).backward();
+    });
+  }
+}
+
 TEST(ErrorsTest, ReadingOrWritingAReleasedParameterNamesTheUnit) {
   Rig rig;
   rig.train();

@@ -77,6 +77,22 @@ TEST_P(ExceptionsTest, InAForwardLeavesTheStepAsItWas) {
   }
 }
 
+TEST_P(ExceptionsTest, InAForwardDoesNotSpoilTheForwardBeforeIt) {
+  Rig rig({.way = GetParam()});
+  for (int64_t step = 0; step < 2; ++step) {
+    auto loss = rig.forward();
+    {
+      const Mood mood(rig, 1, /*at_input=*/true, fail_forward);
+      expect_error({"a mistake in the forward"}, [&] { rig.forward(); });
+    }
+    loss.backward();
+    rig.pass_others(0);
+    rig.update();
+    rig.expect_alike();
+  }
+  rig.train();
+}
+
 TEST_P(ExceptionsTest, InABackwardBeginsTheStepAnew) {
   for (const auto recompute :
        {Recompute::nowhere, Recompute::inside_blocks, Recompute::around_blocks}) {

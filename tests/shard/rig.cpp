@@ -76,7 +76,11 @@ at::Tensor Rig::forward(Moody& which, int64_t micro_batch) {
 }
 
 void Rig::pass(int64_t micro_batch) {
-  forward(model, micro_batch).backward();
+  pass_model(micro_batch);
+  pass_others(micro_batch);
+}
+
+void Rig::pass_others(int64_t micro_batch) {
   forward(twin, micro_batch).backward();
   const int64_t ranks = test_world().size();
   for (int64_t rank = 0; rank < ranks; ++rank) {

@@ -58,9 +58,10 @@ class Rig {
   /// The loss of a micro-batch of the step under way, on this rank's data.
   at::Tensor forward(Moody& which, int64_t micro_batch = 0);
   at::Tensor forward() { return forward(model); }
-  /// One micro-batch: of all three, or of the sharded model alone.
+  /// One micro-batch: of all three, of the sharded model alone, or of the other two.
   void pass(int64_t micro_batch);
   void pass_model(int64_t micro_batch) { forward(model, micro_batch).backward(); }
+  void pass_others(int64_t micro_batch);
   void update();
   /// Steps of all three, then compares.
   void train(int64_t steps = 1);
