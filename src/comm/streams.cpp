@@ -4,17 +4,67 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAMacros.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <array>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "comm/time_text.h"
 
 namespace sherd {
 
+namespace {
+
+/// Events that nobody waits for any more: making one takes longer than recording it.
+class EventPool {
+ public:
+  std::unique_ptr<at::cuda::CUDAEvent> take() {
+    std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<at::cuda::CUDAEvent>();
+    auto event = std::move(free_.back());
+    free_.pop_back();
+    return event;
+  }
+  void give(std::unique_ptr<at::cuda::CUDAEvent> event) {
+    std::lock_guard lock(mutex_);
+    free_.push_back(std::move(event));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<at::cuda::CUDAEvent>> free_;
+};
+
+/// Of a device: events belong to one. Never destroyed, since works may outlive the library's
+/// statics.
+EventPool& pool_of(c10::DeviceIndex device) {
+  static auto& pools = *new std::array<EventPool, C10_COMPILE_TIME_MAX_GPUS>();
+  return pools.at(static_cast<size_t>(device));
+}
+
+/// An event from the pool.
+class PooledEvent {
+ public:
+  explicit PooledEvent(c10::DeviceIndex device) : device_(device), event_(pool_of(device).take()) {}
+  ~PooledEvent() { pool_of(device_).give(std::move(event_)); }
+  PooledEvent(const PooledEvent&) = delete;
+  PooledEvent& operator=(const PooledEvent&) = delete;
+  at::cuda::CUDAEvent* operator->() const { return event_.get(); }
+
+ private:
+  c10::DeviceIndex device_;
+  std::unique_ptr<at::cuda::CUDAEvent> event_;
+};
+
+}  // namespace
+
 /// One open work: its end, and until when it may take.
 struct StreamWatch::Entry {
-  at::cuda::CUDAEvent end;
+  explicit Entry(c10::DeviceIndex device) : end(device) {}
+  PooledEvent end;
   std::string scope;
   std::chrono::milliseconds timeout{};
   std::chrono::steady_clock::time_point deadline;
@@ -27,8 +77,10 @@ class StreamWork final : public Work::State {
       std::string scope,
       std::shared_ptr<StreamWatch> watch,
       std::chrono::milliseconds timeout)
-      : stream_(stream), entry_(std::make_shared<StreamWatch::Entry>()), watch_(std::move(watch)) {
-    entry_->end.record(c10::cuda::CUDAStream(stream));
+      : stream_(stream),
+        entry_(std::make_shared<StreamWatch::Entry>(stream.device_index())),
+        watch_(std::move(watch)) {
+    entry_->end->record(c10::cuda::CUDAStream(stream));
     if (!watch_) return;
     entry_->scope = std::move(scope);
     entry_->timeout = timeout;
@@ -41,17 +93,17 @@ class StreamWork final : public Work::State {
   void wait() override {
     if (watch_) watch_->check();
     const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
-    if (current.unwrap() != stream_) entry_->end.block(current);
+    if (current.unwrap() != stream_) entry_->end->block(current);
   }
 
   void synchronize() override {
-    while (!entry_->end.query() && !(watch_ && watch_->has_failed())) std::this_thread::yield();
+    while (!entry_->end->query() && !(watch_ && watch_->has_failed())) std::this_thread::yield();
     if (watch_) watch_->check();
   }
 
   bool done() override {
     if (watch_) watch_->check();
-    return entry_->end.query();
+    return entry_->end->query();
   }
 
  private:
@@ -108,7 +160,7 @@ void StreamWatch::run() {
 /// Forgets what is done; notes what is wrong.
 void StreamWatch::look() {
   try {
-    while (!open_.empty() && open_.front()->end.query()) open_.pop_front();
+    while (!open_.empty() && open_.front()->end->query()) open_.pop_front();
     if (open_.empty()) return;
     const auto& oldest = *open_.front();
     if (const auto failure = keeper_->failure(); !failure.empty()) {

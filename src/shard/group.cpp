@@ -103,7 +103,7 @@ Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate
     parameter.mutable_grad() = at::Tensor();
     parameter.set_data(full);
   }
-  if (gathers()) flat_.poison();
+  flat_.poison();
   written_.assign(names_.size(), false);
 }
 
@@ -149,10 +149,6 @@ bool Group::refreshes() const {
 
 bool Group::gradients_are_sharded() const {
   return traits_.placement.spreads(Role::gradient).inner == Spread::shard;
-}
-
-void Group::set_message(const std::string& released, const std::string& stale) {
-  flat_.set_message(gathers() ? released : stale);
 }
 
 void Group::show() {

@@ -75,6 +75,8 @@ class Group {
 
   /// Prepares every instruction for the given place, so that a step only issues them.
   void bind(const GroupPlace& place, const GroupLinks& links, double divisor);
+  /// Lets go of the place.
+  void unbind();
   Work refresh(AxisKind axis, Communicator::OnStream stream) const;
   Work gather(AxisKind axis, Communicator::OnStream stream) const;
   Work reduce(AxisKind axis, bool scatter, Communicator::OnStream stream) const;
@@ -86,7 +88,7 @@ class Group {
 
   // ---- parameters --------------------------------------------------------------------------
 
-  void set_message(const std::string& released, const std::string& stale);
+  void set_message(std::string message) { flat_.set_message(std::move(message)); }
   /// The module's parameters have the values of the slot, or of the model weight where that is
   /// full.
   void show();

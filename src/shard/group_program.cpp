@@ -33,6 +33,15 @@ void Group::bind(const GroupPlace& place, const GroupLinks& links, double diviso
   if (traits_.trainable) bind_gradients(place, divisor);
 }
 
+void Group::unbind() {
+  slot_.reset();
+  gradient_slot_.reset();
+  gather_ = {};
+  scatter_ = {};
+  all_reduce_ = {};
+  targets_.clear();
+}
+
 void Group::bind_parameters(const GroupPlace& place) {
   const auto in = [&](const HeldPart& buffer, Part wanted) {
     return runs(*layout_, buffer, wanted);

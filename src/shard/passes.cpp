@@ -114,6 +114,12 @@ void Runtime::run_forward(size_t until) {
       if (trace_.back().enter) ++entered_;
     }
     run(boundary);
+    auto& unit = *units_[static_cast<size_t>(boundary.unit)];
+    if (boundary.kind == Boundary::Kind::enter) {
+      ++unit.calls;
+    } else {
+      unit.leave();
+    }
   }
 }
 
@@ -137,7 +143,7 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
       run(section_->boundaries[cursor_++]);
     }
     frames_.pop_back();
-    if (--unit.calls == 0) unit.phase = Unit::Phase::resting;
+    unit.leave();
   }
   if (c10::GradMode::is_enabled() && call.pass_->train) {
     // Before the gradient goes on into the unit, the unit's parameters must be back.
@@ -256,8 +262,7 @@ void Runtime::enter_unforeseen(Unit& unit) {
 
 void Runtime::leave_unforeseen(Unit& unit) {
   trace_.push_back({unit.number, false});
-  if (unit.calls > 1) return;  // within a call of itself
-  unit.hide();
+  if (unit.calls == 1) unit.hide();  // not within a call of itself
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -352,9 +357,14 @@ void Runtime::run_backward(int32_t until) {
     run(boundary);
     if (boundary.unit == kNone) continue;
     auto& unit = *units_[static_cast<size_t>(boundary.unit)];
-    unit.phase =
-        boundary.kind == Boundary::Kind::exit ? Unit::Phase::resting : Unit::Phase::backward;
-    if (boundary.kind == Boundary::Kind::enter) unit.collecting = true;
+    if (boundary.kind == Boundary::Kind::exit) {
+      unit.leave();
+      continue;
+    }
+    unit.phase = Unit::Phase::backward;
+    if (boundary.kind == Boundary::Kind::recompute) continue;
+    ++unit.calls;
+    unit.collecting = true;
   }
 }
 

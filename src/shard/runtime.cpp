@@ -146,6 +146,9 @@ void Runtime::use(std::shared_ptr<const Program> program) {
   const auto device = world_.device();
   const int64_t bytes = program_->bytes().arena;
   if (!arena_.defined() || arena_.numel() != bytes) {
+    for (const auto* unit : units_) {
+      for (const auto& group : unit->groups()) group->unbind();
+    }
     arena_.reset();
     arena_ = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   }
@@ -282,7 +285,6 @@ void Runtime::publish() {
     for (const auto& group : unit->groups()) {
       if (!group->traits().trainable) continue;
       group->publish();
-      if (group->refreshes()) group->hide();
       for (const auto& piece : group->main_pieces()) piece.mutable_grad() = at::Tensor();
     }
   }

@@ -171,13 +171,7 @@ void edit_parameters(torch::nn::Module& module, const std::function<void()>& edi
     group->show(full.back().mutable_data_ptr());
   }
   const auto hide = [&] {
-    for (const auto& group : unit->groups()) {
-      if (group->gathers()) {
-        group->hide();
-      } else {
-        group->show();
-      }
-    }
+    for (const auto& group : unit->groups()) group->hide();
   };
   try {
     edit();

@@ -63,6 +63,11 @@ GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, c
     if (rule.axes) traits.axes = *rule.axes;
     if (rule.placement) traits.placement = *rule.placement;
   }
+  const auto& [inner, outer] = std::tie(traits.axes.inner, traits.axes.outer);
+  TORCH_CHECK_VALUE(
+      traits.mesh.has(inner) && (outer.empty() || traits.mesh.has(outer)), "[shard] parameter '",
+      candidate.name, "' is to be sharded over the axes '", inner, "' and '", outer,
+      "', which its mesh does not have: name its data-parallel axes");
   if (traits.axes.outer.empty()) {
     // Without an outer axis nothing can be spread over one.
     const auto& optimizer = traits.placement.spreads(Role::optimizer);
@@ -159,15 +164,10 @@ std::vector<Candidate> Unit::give_back() {
 void Unit::set_name(std::string name) {
   name_ = std::move(name);
   for (const auto& group : groups_) {
-    group->set_message(
-        c10::str(
-            "[shard] the parameters of unit '", name_,
-            "' are released: call the module through its holder (SHERD_MODULE) or "
-            "sherd::call, and let values leave the unit as outputs"),
-        c10::str(
-            "[shard] the parameters of unit '", name_,
-            "' are older than their main weights until the next forward: read them with "
-            "sherd::full_parameters"));
+    group->set_message(c10::str(
+        "[shard] the parameters of unit '", name_,
+        "' are released: call the module through its holder (SHERD_MODULE) or sherd::call, and let "
+        "values leave the unit as outputs; to read them, use sherd::full_parameters"));
   }
 }
 
@@ -202,10 +202,18 @@ void Unit::show() {
 }
 
 void Unit::hide() {
-  for (const auto& group : groups_) {
-    if (group->gathers()) group->hide();
-  }
+  for (const auto& group : groups_) group->hide();
   gathered = false;
+}
+
+void Unit::leave() {
+  if (--calls > 0) return;
+  phase = Phase::resting;
+  // What rests whole is hidden as well: a call that bypasses the boundary is an error for every
+  // strategy. Gathered groups are hidden by their release.
+  for (const auto& group : groups_) {
+    if (!group->gathers()) group->hide();
+  }
 }
 
 void Unit::receive(size_t group, size_t member, const at::Tensor& gradient) {

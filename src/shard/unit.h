@@ -60,6 +60,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   void show();
   void hide();
+  /// One call less is under way.
+  void leave();
   void receive(size_t group, size_t member, const at::Tensor& gradient);
 
  private:

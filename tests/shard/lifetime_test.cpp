@@ -121,6 +121,23 @@ TEST_P(LifetimeTest, AnOptimizerThatOutlivesTheModelFreesTheRestWithIt) {
   dropped.expect_all_freed();
 }
 
+/// Each has its own place in the order of collectives, however the ranks' timing differs.
+TEST_P(LifetimeTest, TwoModelsOnOneMeshTrainSideBySide) {
+  Rig rig({.way = GetParam(), .micro_batches = 3});
+  rig.train(4);
+}
+
+TEST_P(LifetimeTest, AModelDroppedInTheMiddleOfAStepLeavesTheMeshToTheNext) {
+  for (int64_t i = 0; i < 4; ++i) {
+    Dropped dropped(GetParam());
+    micro_batches(dropped.model(), 3);
+    dropped.forward().backward();
+    dropped.drop();
+    Rig rig({.way = GetParam()});
+    rig.train();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, LifetimeTest, ::testing::ValuesIn(all_ways()), [](const auto& way) {
   return way.param.name;
 });
