@@ -71,13 +71,12 @@ class Writer {
     }
   }
 
-  void wait(int32_t unit, bool recompute = false) {
+  void wait(int32_t unit) {
     Instruction made{.action = Action::wait, .stream = Stream::compute, .unit = unit};
     made.slot = place(unit).parameters;
     // Whatever comes over the outer axis goes on over the inner one.
     const int32_t gathered = in_.events.gathered(unit);
     if (signalled(gathered)) made.waits.push_back(gathered);
-    if (recompute && made.waits.empty()) return;
     section.instructions.push_back(std::move(made));
   }
 
@@ -362,7 +361,7 @@ Section build_backward(const SectionInput& in, const BackwardFlags& flags) {
       known[static_cast<size_t>(position)] = boundary;
       writer.gather(unit, false);
       if (in.tree.is_leaf(position)) prefetch(writer, in, positions, here, false);
-      writer.wait(unit, recomputes);
+      writer.wait(unit);
       if (!recomputes) {
         ++inside[at];
         if (!opened[at]) writer.open(unit);

@@ -178,15 +178,18 @@ void Lanes::finish() {
 }
 
 void Lanes::abandon() noexcept {
-  for (auto& queue : queues_) queue.clear();  // what has started keeps its tensors alive
-  std::fill(signalled_.begin(), signalled_.end(), nullptr);
-  // With an exception on its way, peers may never join what is on the streams.
-  if (on_cpu_ || std::uncaught_exceptions() > 0) return;
-  try {
-    finish();
-  } catch (const std::exception&) {
-    // A device that fails can't be waited for.
+  // All ranks have issued the same, so it comes to an end, and the communicators can serve another
+  // model. With an exception on its way, peers may never join: then what has not started is
+  // dropped, and what has keeps its tensors alive.
+  if (std::uncaught_exceptions() == 0) {
+    try {
+      finish();
+    } catch (const std::exception&) {
+      // A world that fails can't be waited for.
+    }
   }
+  for (auto& queue : queues_) queue.clear();
+  std::fill(signalled_.begin(), signalled_.end(), nullptr);
 }
 
 }  // namespace sherd

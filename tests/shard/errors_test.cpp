@@ -261,7 +261,7 @@ TEST(ErrorsTest, ReadingAParameterBetweenUpdateAndForwardNamesTheUnitAndTheRemed
   for (const auto strategy : {Strategy::optim, Strategy::optim_grads}) {
     Rig rig({.way = {"", Placement(strategy)}});
     rig.train();
-    expect_error({"[shard]", "'block2' are older", "sherd::full_parameters"}, [&] {
+    expect_error({"[shard]", "'block2' are released", "sherd::full_parameters"}, [&] {
       rig.model->blocks[2]->up->weight.sum().item<float>();
     });
     rig.train();
