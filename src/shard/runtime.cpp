@@ -89,15 +89,24 @@ void Runtime::find_units(Unit& root) {
 }
 
 // Operations of one communicator run in order, so a gather must not share one with a reduction that
-// it need not wait for.
+// it need not wait for. On CUDA all is enqueued in the order of the program, so models on one mesh
+// can share them. On CPU a stream's next collective starts when the host looks, which is another
+// time on every rank: there each model has its own.
+Communicator* Runtime::link(const Mesh& mesh, const std::string& axis, const char* purpose) {
+  if (world_.device().is_cuda()) return &mesh.communicator(axis, purpose);
+  auto& own = links_[{&mesh.communicator(axis), purpose}];
+  if (!own) own = mesh.new_communicator(axis, purpose);
+  return own.get();
+}
+
 GroupLinks Runtime::links_of(const GroupTraits& traits) {
   const auto& [mesh, axes] = std::tie(traits.mesh, traits.axes);
   GroupLinks links;
-  links.gather.inner = &mesh.communicator(axes.inner, "gather");
-  links.reduce.inner = &mesh.communicator(axes.inner, "reduce");
+  links.gather.inner = link(mesh, axes.inner, "gather");
+  links.reduce.inner = link(mesh, axes.inner, "reduce");
   if (axes.outer.empty()) return links;
-  links.gather.outer = &mesh.communicator(axes.outer, "gather");
-  links.reduce.outer = &mesh.communicator(axes.outer, "reduce");
+  links.gather.outer = link(mesh, axes.outer, "gather");
+  links.reduce.outer = link(mesh, axes.outer, "reduce");
   return links;
 }
 

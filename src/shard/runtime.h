@@ -3,10 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shard/agreement.h"
@@ -70,7 +72,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void form(Unit& root);
   void find_units(Unit& root);
   void hold_empty_units();
-  static GroupLinks links_of(const GroupTraits& traits);
+  Communicator* link(const Mesh& mesh, const std::string& axis, const char* purpose);
+  GroupLinks links_of(const GroupTraits& traits);
   Order default_order() const;
   void build(Order order);
   void use(std::shared_ptr<const Program> program);
@@ -116,6 +119,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   World world_;
   std::vector<Unit*> units_;  // by number: inner ones first, the root last; null once gone
   std::vector<int32_t> parents_;
+  std::map<std::pair<const Communicator*, std::string>, std::shared_ptr<Communicator>> links_;
   std::unique_ptr<Agreement> agreement_;
   std::shared_ptr<const Program> program_;
   std::unique_ptr<Lanes> lanes_;
