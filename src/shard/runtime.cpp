@@ -213,14 +213,21 @@ void Runtime::drop(Unit& unit) noexcept {
 }
 
 int64_t Runtime::versions() const {
-  int64_t sum = 0;
+  uint64_t sum = 0;
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
       if (!group->traits().trainable) continue;
-      for (const auto& piece : group->main_pieces()) sum += piece._version();
+      for (const auto& piece : group->main_pieces()) {
+        sum += static_cast<uint64_t>(piece._version());
+        // Some optimizers (torch's SGD) write behind the version counter; on CPU a look at an
+        // element is free.
+        if (!piece.is_cpu() || piece.numel() == 0) continue;
+        const auto* first = static_cast<const unsigned char*>(piece.const_data_ptr());
+        for (int64_t i = 0; i < piece.element_size(); ++i) sum = sum * 31 + first[i];
+      }
     }
   }
-  return sum;
+  return static_cast<int64_t>(sum);
 }
 
 void Runtime::check_published() const {
