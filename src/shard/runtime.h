@@ -36,7 +36,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   static std::shared_ptr<Runtime> of(Unit& unit);
   ~Runtime();
 
-  // ---- boundaries (passes.cpp) -------------------------------------------------------------
+  // ---- boundaries (passes.cpp, backward.cpp)
+  // -------------------------------------------------------------
   UnitCall before_forward(Unit& unit);
   void after_forward(UnitCall& call, std::span<const at::Tensor> outputs);
   void before_backward(const UnitCall& call);
@@ -80,7 +81,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   double divisor() const;
   int32_t published() const;  // the event
 
-  // passes.cpp
+  // passes.cpp, backward.cpp
   enum class Phase : uint8_t { resting, forward, backward };
   struct Frame {
     Unit* unit = nullptr;

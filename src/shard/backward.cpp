@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward: from the gradients that arrive at a unit's outputs to the program's instructions.
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <functional>
+#include <memory>
+
+#include "shard/region.h"
+#include "shard/runtime.h"
+
+namespace sherd {
+namespace {
+
+/// Called at the end of a backward, or destroyed without, when the backward failed.
+class BackwardEnd {
+ public:
+  BackwardEnd(std::weak_ptr<Runtime> runtime, std::function<void(Runtime&)> end)
+      : runtime_(std::move(runtime)), end_(std::move(end)) {}
+  ~BackwardEnd() {
+    if (called_) return;
+    if (const auto runtime = runtime_.lock()) runtime->abandon();
+  }
+  BackwardEnd(const BackwardEnd&) = delete;
+  BackwardEnd& operator=(const BackwardEnd&) = delete;
+
+  void operator()() {
+    if (const auto runtime = runtime_.lock()) end_(*runtime);
+    called_ = true;
+  }
+
+ private:
+  std::weak_ptr<Runtime> runtime_;
+  std::function<void(Runtime&)> end_;
+  bool called_ = false;
+};
+
+}  // namespace
+
+UnitCall Runtime::replay(Unit& unit) {
+  auto& region = *replayed_region();
+  TORCH_CHECK(
+      region.next < region.region->calls.size() &&
+          region.region->calls[region.next].unit_.get() == &unit,
+      "[shard] recompute calls unit '", unit.name(), "' where its forward called ",
+      region.next < region.region->calls.size()
+          ? "'" + region.region->calls[region.next].unit_->name() + "'"
+          : std::string("no more units"),
+      ": the function must do the same again");
+  auto call = region.region->calls[region.next++];
+  call.replayed_ = true;
+  if (phase_ != Phase::backward || pass_ != call.pass_) {
+    if (phase_ == Phase::backward) finish_backward();
+    begin_backward(call.pass_, /*idle=*/false);
+  }
+  const auto position = static_cast<size_t>(call.position_);
+  const int32_t again = section_->recomputed[position];
+  run_backward(again == kNone ? section_->entered[position] : again);
+  record_call(call);
+  return call;
+}
+
+void Runtime::before_backward(const UnitCall& call) {
+  if (phase_ != Phase::backward || pass_ != call.pass_) {
+    // Two forwards may end in one backward: the later one's comes first, and is a backward of its
+    // own.
+    if (phase_ == Phase::backward) finish_backward();
+    begin_backward(call.pass_, /*idle=*/false);
+  }
+  run_backward(section_->entered[static_cast<size_t>(call.position_)]);
+}
+
+void Runtime::after_backward(const UnitCall& call) {
+  if (phase_ != Phase::backward || pass_ != call.pass_) return;
+  const auto& boundaries = section_->boundaries;
+  for (size_t i = cursor_; i < boundaries.size(); ++i) {
+    if (boundaries[i].kind != Boundary::Kind::exit || boundaries[i].position != call.position_) {
+      continue;
+    }
+    run_backward(static_cast<int32_t>(i));
+    return;
+  }
+}
+
+void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
+  for (const auto* unit : units_) {
+    TORCH_CHECK(unit, "[shard] a unit of this model was deleted before its backward");
+  }
+  TORCH_CHECK(
+      phase_ == Phase::resting, "[shard] a backward begins while the forward of '", root().name(),
+      "' is under way");
+  if (recovering_) recover();
+  TORCH_CHECK(
+      done_ < micro_batches_, "[shard] backward ", done_ + 1, " of '", root().name(),
+      "', but a step has ", micro_batches_,
+      ": update and publish first, or say another number with sherd::micro_batches");
+  check_published();
+  if (!step_begun_) begin_step();
+  if (pass->program != program_) {
+    use(pass->program);
+    verified_ = true;
+  }
+  pass_ = pass;
+  backward_flags_ = {done_ == 0, done_ + 1 == micro_batches_, kept_};
+  section_ = &program_->backward(backward_flags_);
+  cursor_ = 0;
+  phase_ = Phase::backward;
+  for (auto* unit : units_) {
+    unit->collecting = false;
+    for (const auto& group : unit->groups()) {
+      if (backward_flags_.first && !group->gradients_are_sharded()) group->forget_gradients();
+    }
+  }
+  const int64_t number = ++backward_number_;
+  if (idle) return;
+  auto end = std::make_shared<BackwardEnd>(weak_from_this(), [number](Runtime& runtime) {
+    if (runtime.phase_ == Phase::backward && runtime.backward_number_ == number) {
+      runtime.finish_backward();
+    }
+  });
+  torch::autograd::Engine::get_default_engine().queue_callback([end] { (*end)(); });
+}
+
+void Runtime::run_backward(int32_t until) {
+  for (; cursor_ <= static_cast<size_t>(until); ++cursor_) {
+    const auto& boundary = section_->boundaries[cursor_];
+    run(boundary);
+    if (boundary.unit == kNone) continue;
+    auto& unit = *units_[static_cast<size_t>(boundary.unit)];
+    if (boundary.kind == Boundary::Kind::exit) {
+      unit.leave();
+      continue;
+    }
+    unit.phase = Unit::Phase::backward;
+    if (boundary.kind == Boundary::Kind::recompute) continue;
+    ++unit.calls;
+    unit.collecting = true;
+  }
+}
+
+void Runtime::finish_backward() {
+  run_backward(static_cast<int32_t>(section_->boundaries.size()) - 1);
+  phase_ = Phase::resting;
+  pass_.reset();
+  kept_ = false;
+  look_at_agreement(/*block=*/true);
+  if (++done_ == micro_batches_) hang_gradients();
+}
+
+/// The optimizer's tensors get their gradients; until then they have none, and an optimizer that
+/// comes too early changes nothing.
+void Runtime::hang_gradients() {
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      if (!group->traits().trainable) continue;
+      for (size_t member = 0; member < group->size(); ++member) {
+        group->main_pieces()[member].mutable_grad() = group->gradient_pieces()[member];
+      }
+    }
+  }
+}
+
+void Runtime::idle_pass() {
+  check_resting("idle_pass");
+  const bool train = c10::GradMode::is_enabled();
+  TORCH_CHECK(
+      !train || done_ < micro_batches_, "[shard] idle_pass would be backward ", done_ + 1, " of '",
+      root().name(), "', but a step has ", micro_batches_,
+      ": update and publish first, or say another number with sherd::micro_batches");
+  try {
+    begin_pass(train, /*idle=*/true);
+    run_forward(section_->boundaries.size());
+    const auto pass = pass_;
+    end_pass();
+    if (!train) return;
+    begin_backward(pass, /*idle=*/true);
+    finish_backward();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+}  // namespace sherd
