@@ -10,6 +10,16 @@
 namespace sherd::testing {
 namespace {
 
+/// What was live before is live again, once the thread that starts collectives has let go of what
+/// was under way.
+void expect_freed_to(int64_t before) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (cpu_memory().live != before && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(cpu_memory().live, before);
+}
+
 /// A sharded model, and whether it is all gone after it was dropped.
 class Dropped {
  public:
@@ -36,14 +46,7 @@ class Dropped {
     model_.reset();
     for (size_t i = 0; i < modules_.size(); ++i) EXPECT_TRUE(modules_[i].expired()) << i;
   }
-  void expect_all_freed() const {
-    // Another thread may be about to let go of what was under way.
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (cpu_memory().live != before_ && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    EXPECT_EQ(cpu_memory().live, before_);
-  }
+  void expect_all_freed() const { expect_freed_to(before_); }
 
  private:
   int64_t before_;
@@ -168,7 +171,7 @@ TEST(ErrorsTest, AUnitWithoutParametersIsFreedWithItsModel) {
     fully_shard(model, options);
     model(torch::ones({2, 7}).to(test_world().device())).backward();
   }
-  EXPECT_EQ(cpu_memory().live, before);
+  expect_freed_to(before);
 }
 
 }  // namespace
