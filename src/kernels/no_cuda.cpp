@@ -3,6 +3,7 @@
 
 #include "kernels/deposit.h"
 #include "kernels/occupy.h"
+#include "kernels/repeat.h"
 
 namespace sherd {
 namespace {
@@ -20,6 +21,9 @@ void occupy_until(const at::Tensor&, double, int, c10::Stream) {
   refuse();
 }
 void deposit_on_cuda(std::span<const Deposit>, const DepositKind&) {
+  refuse();
+}
+void repeat_on_cuda(void*, const void*, int64_t, int64_t) {
   refuse();
 }
 

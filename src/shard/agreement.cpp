@@ -179,7 +179,7 @@ std::string Agreement::agree_on_order(const std::string& order, bool idle) {
   const auto said = exchange(order);
   std::optional<size_t> leader;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].idle != 0) continue;
+    if (all[rank].detail != 0) continue;
     if (!leader) leader = rank;
     if (all[rank].hash != all[*leader].hash) refuse(all);
   }

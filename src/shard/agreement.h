@@ -15,16 +15,17 @@
 namespace sherd {
 
 /// What ranks tell each other on the side, on a communicator of their own: a small record at the
-/// start of each step, and whenever something unforeseen happens. Ranks whose records differ learn
-/// it all at once, exchange what they know in words, and throw an error that names both sides.
+/// start of each pass that communicates, and whenever something unforeseen happens. Ranks whose
+/// records differ learn it all at once, exchange what they know in words, and throw an error that
+/// names both sides.
 class Agreement {
  public:
-  enum class Kind : int64_t { step, order, unforeseen, recovery };
+  enum class Kind : int64_t { pass, order, unforeseen, recovery };
   struct Record {
     Kind kind{};
     int64_t number = 0;  ///< of the step, or of collectives so far
     int64_t hash = 0;    ///< of what must be equal
-    int64_t idle = 0;
+    int64_t detail = 0;  ///< which pass it is; of an order, whether the rank has no data
     friend bool operator==(const Record&, const Record&) = default;
   };
   /// What a rank says of itself where records differ: a line for the kind, then facts, one a line.

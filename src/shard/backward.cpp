@@ -96,7 +96,6 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
       "', but a step has ", micro_batches_,
       ": update and publish first, or say another number with sherd::micro_batches");
   check_published();
-  if (!step_begun_) begin_step();
   if (pass->program != program_) {
     use(pass->program);
     verified_ = true;
@@ -104,6 +103,9 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
   pass_ = pass;
   backward_flags_ = {done_ == 0, done_ + 1 == micro_batches_, kept_};
   section_ = &program_->backward(backward_flags_);
+  agree_on_pass(
+      "a backward",
+      8 | backward_flags_.first | backward_flags_.last << 1 | backward_flags_.kept << 2);
   cursor_ = 0;
   phase_ = Phase::backward;
   for (auto* unit : units_) {
@@ -145,7 +147,14 @@ void Runtime::finish_backward() {
   pass_.reset();
   kept_ = false;
   look_at_agreement(/*block=*/true);
-  if (++done_ == micro_batches_) hang_gradients();
+  if (++done_ == micro_batches_) complete_step();
+}
+
+/// A loss per token is not done before its gradients are divided: until then an optimizer finds
+/// none.
+void Runtime::complete_step() {
+  witness_.note();
+  if (root().options().loss != Loss::per_token) hang_gradients();
 }
 
 /// The optimizer's tensors get their gradients; until then they have none, and an optimizer that

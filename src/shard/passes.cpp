@@ -140,9 +140,12 @@ void Runtime::begin_pass(bool train, bool idle) {
   }
   if (recovering_) recover();
   check_published();
-  if (!step_begun_) begin_step();
   pass_ = std::make_shared<Pass>(Pass{program_, train});
-  section_ = &program_->forward({changed_, train, kept_});
+  const ForwardFlags flags{changed_, train, kept_};
+  section_ = &program_->forward(flags);
+  agree_on_pass(
+      train ? "a forward with gradients" : "a forward without gradients",
+      flags.changed | flags.train << 1 | flags.kept << 2);
   cursor_ = 0;
   idle_ = idle;
   deviated_ = false;
@@ -152,16 +155,24 @@ void Runtime::begin_pass(bool train, bool idle) {
   phase_ = Phase::forward;
 }
 
-void Runtime::begin_step() {
+/// A pass that communicates is one that all ranks make, in the same order: a forward of one rank
+/// alone would be taken for what the others do next.
+void Runtime::agree_on_pass(const char* what, int64_t flags) {
+  const bool communicates = std::any_of(
+      section_->instructions.begin(), section_->instructions.end(),
+      [](const Instruction& one) { return one.stream != Stream::compute; });
+  if (!communicates && verified_) return;
+  const int64_t number = ++passes_;
   agreement_->start(
-      {Agreement::Kind::step, step_, static_cast<int64_t>(program_->fingerprint()), 0},
-      [program = program_, step = step_] {
-        return c10::str("begins step ", step + 1, "\n", program->facts());
+      {Agreement::Kind::pass, step_, static_cast<int64_t>(program_->fingerprint()),
+       number << 8 | flags},
+      [program = program_, step = step_, number, what] {
+        return c10::str(
+            "begins ", what, " as pass ", number, " of step ", step + 1, "\n", program->facts());
       });
   // Unknown programs are compared before anything else is sent.
   if (!verified_) agreement_->check(/*block=*/true);
   verified_ = true;
-  step_begun_ = true;
 }
 
 void Runtime::end_pass() {
@@ -272,6 +283,7 @@ void Runtime::recover() {
   });
   agreement_->check(/*block=*/true, kUnforeseen);
   lanes_->finish();
+  passes_ = 0;
   recovering_ = false;
 }
 
@@ -280,8 +292,9 @@ void Runtime::recover() {
 std::string Runtime::order_text(const Order& order) const {
   std::ostringstream out;
   for (const auto& [unit, enter, recompute] : order) {
-    out << (enter ? "enter " : "leave ") << unit << ' ' << recompute << " '"
-        << units_[static_cast<size_t>(unit)]->name() << "'\n";
+    out << (enter ? "enters unit " : "leaves unit ") << unit;
+    if (recompute != kNone) out << " in recompute " << recompute;
+    out << " ('" << units_[static_cast<size_t>(unit)]->name() << "')\n";
   }
   return out.str();
 }
@@ -291,10 +304,11 @@ Order Runtime::order_from(const std::string& text) const {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) {
     std::istringstream words(line);
-    std::string what;
+    std::string what, word;
     Visit visit;
-    words >> what >> visit.unit >> visit.recompute;
-    visit.enter = what == "enter";
+    words >> what >> word >> visit.unit >> word;
+    if (word == "in") words >> word >> visit.recompute;
+    visit.enter = what == "enters";
     order.push_back(visit);
   }
   return order;

@@ -14,6 +14,7 @@
 #include "shard/agreement.h"
 #include "shard/lanes.h"
 #include "shard/unit.h"
+#include "shard/witness.h"
 #include "sherd/plan/program.h"
 #include "sherd/shard/boundary.h"
 
@@ -36,8 +37,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   static std::shared_ptr<Runtime> of(Unit& unit);
   ~Runtime();
 
-  // ---- boundaries (passes.cpp, backward.cpp)
-  // -------------------------------------------------------------
+  // ---- boundaries (passes.cpp, backward.cpp) -----------------------------------------------
   UnitCall before_forward(Unit& unit);
   void after_forward(UnitCall& call, std::span<const at::Tensor> outputs);
   void before_backward(const UnitCall& call);
@@ -90,7 +90,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     bool unforeseen = false;
   };
   void begin_pass(bool train, bool idle);
-  void begin_step();
+  void agree_on_pass(const char* what, int64_t flags);
   void end_pass();
   void settle_order();
   std::optional<size_t> find_ahead(const Unit& unit) const;
@@ -104,8 +104,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void run_backward(int32_t until);
   void finish_backward();
   void hang_gradients();
+  void complete_step();
   void recover();
-  void check_published() const;
+  void check_published();
   int64_t versions() const;
   std::string order_text(const Order& order) const;
   Order order_from(const std::string& text) const;
@@ -130,13 +131,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t micro_batches_ = 1;
   int64_t done_ = 0;  // backwards
   int64_t step_ = 0;
-  bool step_begun_ = false;
+  int64_t passes_ = 0;      // of the step, that communicate
   bool changed_ = false;    // weights, since the last pass
   bool kept_ = false;       // units that stay gathered are so
   bool divided_ = false;    // by the tokens
   bool confirmed_ = false;  // the order was seen, by all ranks alike
   bool verified_ = false;   // the program is known to be the same on all ranks
   int64_t published_versions_ = 0;
+  Witness witness_;     // of the main weights at the end of the last backward
   int64_t issued_ = 0;  // collectives
   bool recovering_ = false;
 

@@ -63,6 +63,8 @@ void misbehave(const std::string& mode, Training& training) {
   } else if (mode == "validates") {
     const torch::NoGradGuard no_grad;
     training.forward();
+  } else if (mode == "forwards_twice") {
+    training.forward();
   } else if (mode == "micro_batches") {
     micro_batches(training.model, 2);
   } else if (mode != "nothing") {

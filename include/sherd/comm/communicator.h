@@ -57,8 +57,8 @@ struct Transfer {
 /// Every rank of a communicator makes the same calls in the same order. An operation is
 /// asynchronous: on return it is started, and its tensors must neither be freed nor written (the
 /// output not read) until its Work is done. On CUDA it runs on the given stream, after what that
-/// stream already holds; without one, on the communicator's own stream, after what the current
-/// stream holds. On CPU the stream is ignored, and operations of one communicator complete in the
+/// stream already holds, and its Work may last until what that stream got later is done; without
+/// one, on the communicator's own stream, after what the current stream holds. On CPU the stream is ignored, and operations of one communicator complete in the
 /// order of their calls.
 ///
 /// Tensors are contiguous, of one dtype and on the communicator's device. Output and input must not

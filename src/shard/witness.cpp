@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/witness.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
+
+namespace sherd {
+
+Witness::Witness(const std::vector<at::Tensor>& weights) {
+  for (const auto& weight : weights) {
+    if (weight.numel() == 0 || !can_deposit(weight.scalar_type())) continue;
+    device_ = weight.device();
+    elements_[weight.scalar_type()].push_back(weight.const_data_ptr());
+    ++count_;
+  }
+  noted_ = at::empty({count_}, at::TensorOptions().dtype(at::kDouble).device(device_));
+}
+
+void Witness::look(at::Tensor& buffer) const {
+  auto* target = buffer.mutable_data_ptr<double>();
+  for (const auto& [dtype, sources] : elements_) {
+    std::vector<Deposit> deposits;
+    for (const auto* source : sources) deposits.push_back({target++, source, 1, false});
+    deposit(deposits, {at::kDouble, dtype, 1}, device_);
+  }
+}
+
+void Witness::note() {
+  look(noted_);
+}
+
+bool Witness::sees_change() const {
+  auto now = at::empty_like(noted_);
+  look(now);
+  return !at::equal(noted_.view(at::kLong), now.view(at::kLong));  // bits: a NaN is itself
+}
+
+}  // namespace sherd
