@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "plan/text.h"
+#include "sherd/plan/program.h"
+
+namespace sherd {
+
+/// What the proof throws, from any depth; find_fault says where.
+struct Fault {
+  std::string why;
+};
+
+template <class... Args>
+[[noreturn]] void refuse(const Args&... args) {
+  throw Fault{text(args...)};
+}
+
+inline size_t index(int32_t number) {
+  return static_cast<size_t>(number);
+}
+
+/// An access to a resource: when, and by whom.
+struct Access {
+  Stream stream{};
+  int32_t tick = 0;  // 0: none yet
+  Action action{};
+};
+
+/// The accesses to one slot, weight or gradient that a later one may collide with.
+struct Resource {
+  Access write;
+  std::array<Access, kStreams> reads{};  // the last of each stream
+};
+
+/// Which instruction is done before which other one starts, whatever the streams' timing: a clock
+/// counts the instructions of each stream, and events carry clocks from stream to stream.
+class HappensBefore {
+ public:
+  explicit HappensBefore(size_t events) : event_clock_(events) {}
+
+  /// The instruction's accesses come between the two calls.
+  void begin(const Instruction& instruction);
+  void end(const Instruction& instruction);
+
+  /// Each refuses unless every access that it collides with is done before; `what` is the resource.
+  void read(Resource& resource, const std::string& what);
+  void write(Resource& resource, const std::string& what);
+  void require_before(const Access& earlier, const std::string& what) const;
+  /// The instruction comes after all that was issued on all streams.
+  void require_rejoined() const;
+
+ private:
+  using Clock = std::array<int32_t, kStreams>;
+
+  std::vector<Clock> event_clock_;
+  std::array<Clock, kStreams> stream_clock_{};
+  Clock ticks_{};
+  Clock now_{};  // what is done before the instruction starts
+  Access current_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/happens_before.h"
+
+namespace sherd {
+
+/// What a slot is taken for: a unit's parameters, its gradients, or a copy of a group's.
+struct SlotOwner {
+  enum class Kind : uint8_t { nobody, parameters, gradients, stage };
+  Kind kind{};
+  int32_t unit = kNone;
+  int32_t group = kNone;  // of a copy
+  friend bool operator==(const SlotOwner&, const SlotOwner&) = default;
+
+  static SlotOwner parameters_of(int32_t unit) { return {Kind::parameters, unit}; }
+  static SlotOwner gradients_of(int32_t unit) { return {Kind::gradients, unit}; }
+};
+
+/// Who holds which slot, and who used it last. Slots that share a byte are one in this.
+class SlotOwners {
+ public:
+  SlotOwners(const Program& program, HappensBefore& order);
+
+  /// Refuses if somebody else holds it.
+  void own(int32_t slot, const SlotOwner& owner);
+  void disown(int32_t slot) { owners_[index(slot)] = {}; }
+  bool owns(int32_t slot, const SlotOwner& owner) const {
+    return slot != kNone && owners_[index(slot)] == owner;
+  }
+  void read(int32_t slot);
+  void write(int32_t slot);
+  std::string text_of(int32_t slot) const;
+
+ private:
+  const Program& program_;
+  HappensBefore& order_;
+  std::vector<std::vector<int32_t>> overlapping_;  // by slot: those that share a byte with it
+  std::vector<Resource> slots_;
+  std::vector<SlotOwner> owners_;
+};
+
+}  // namespace sherd
