@@ -7,6 +7,7 @@
 
 #include "plan/mutations.h"
 #include "plan/program_examples.h"
+#include "plan/proof.h"
 
 namespace sherd {
 namespace {
@@ -29,6 +30,11 @@ Instruction& find(Section& section, Action action, int32_t unit) {
 template <class Change>
 void change_all(std::vector<Section>& sections, Action action, int32_t unit, Change change) {
   for (auto& section : sections) change(find(section, action, unit));
+}
+
+/// The event after which the new weights are there.
+int32_t published(const Program& program) {
+  return program.update().instructions.back().signals;
 }
 
 std::string found_in(const Program& program) {
@@ -80,6 +86,19 @@ TEST(Interleavings, FindWeightsThatWereNotRefreshed) {
     });
   }
   EXPECT_NE(found_in(program).find("older than its main weight"), std::string::npos);
+}
+
+TEST(Interleavings, FindAGatherThatReadsShardsBeforeThePreviousWritesAreDone) {
+  auto program = example(over_one_axis(optim_grads_params));
+  for (auto& section : ProgramMutation::forward(program)) {
+    for (auto& each : section.instructions) {
+      if (each.action == Action::gather) std::erase(each.waits, published(program));
+    }
+  }
+  EXPECT_NE(found_in(program).find("the weight of"), std::string::npos) << found_in(program);
+  const auto fault = find_fault(program);
+  ASSERT_TRUE(fault);
+  EXPECT_NE(fault->why.find("the weight of"), std::string::npos) << fault->why;
 }
 
 TEST(Interleavings, FindGradientsThatAreDividedTwice) {

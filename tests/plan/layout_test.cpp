@@ -30,7 +30,7 @@ TEST(Layout, PadsNothingWhereElementsDivideEvenly) {
   EXPECT_EQ(layout.offset(1), 128);
 }
 
-TEST(Layout, KeepsRowsWholeWithoutPaddingByTheirCommonMultiple) {
+TEST(Layout, KeepsRowsWholeWithoutPaddingByTheirLeastCommonMultiple) {
   // A peer padded these shapes by 6,251 % at two ranks.
   for (const int64_t shards : {2, 8}) {
     for (const int64_t element_size : {2, 4}) {

@@ -73,7 +73,24 @@ TEST(ProgramSchedule, EqualUnitsTakeOneParameterSlotMoreThanTheDepthAndTwoForGra
   }
 }
 
-TEST(ProgramSchedule, ALargeUnitWidensOnlyTheSlotItIsIn) {
+TEST(ProgramSchedule, PrefetchIsCountedInUnitsAndNotInElements) {
+  const auto units_resident = [](int64_t elements, int64_t depth) {
+    const auto units = units_of(9, over_one_axis(optim_grads_params), elements);
+    const auto program = Program::build(units, under_a_root(9), {.prefetch_depth = depth});
+    int64_t bytes = 0;
+    std::set<int32_t> slots;
+    for (int32_t unit = 1; unit < 9; ++unit) slots.insert(program.place(unit).parameters);
+    for (const int32_t slot : slots) bytes += program.slots()[static_cast<size_t>(slot)].bytes;
+    return bytes / (elements * units.front().groups.front().bytes.model);
+  };
+  for (const int64_t depth : {0, 1, 2}) {
+    for (const int64_t elements : {64, 1 << 20, 1 << 30}) {
+      EXPECT_EQ(units_resident(elements, depth), depth + 1) << elements << " elements";
+    }
+  }
+}
+
+TEST(ProgramSchedule, UnitsOfUnequalSizeShareTheSlotsAndALargeOneWidensOnlyItsOwn) {
   auto units = units_of(5, over_one_axis(optim_grads_params));
   units[3].groups.front().elements = 1024;
   const auto program = Program::build(units, under_a_root(5), {});
@@ -104,7 +121,7 @@ TEST(ProgramSchedule, AtMostTwoUnitsBesidesTheRootHoldFullGradients) {
 // ---- gathers
 // -------------------------------------------------------------------------------------
 
-TEST(ProgramSchedule, TheRootGathersForNobodyElse) {
+TEST(ProgramSchedule, AModuleOutsideEveryUnitPrefetchesNothingAndTakesNoSlotOfOthers) {
   for (const int64_t depth : {0, 1, 3}) {
     const auto units = units_of(5, over_one_axis(optim_grads_params));
     const auto program = Program::build(units, under_a_root(5), {.prefetch_depth = depth});

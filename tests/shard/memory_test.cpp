@@ -196,7 +196,7 @@ int64_t planned_peak(Strategy strategy) {
   return program(model).bytes().peak();
 }
 
-TEST(MemoryOfStrategies, ShardingMoreNeverTakesMore) {
+TEST(MemoryOfStrategies, Zero2DoesNotPeakAboveZero1NorZero3AboveZero2) {
   using enum Strategy;
   for (const int64_t ranks : {2, 4, 8}) {
     SCOPED_TRACE(ranks);

@@ -62,7 +62,7 @@ class OneRankFails(unittest.TestCase):
         self.assertRegex(run.text, r"process rank 1 with PID \d+ on node \S+ exited on\s+signal 6 \(Aborted\)")
         self.assertLess(run.seconds, 15, run.text)
 
-    def test_too_little_memory_in_a_backward_ends_all_ranks(self):
+    def test_one_rank_out_of_memory_ends_all_ranks(self):
         run = Run("backward")
         self.assert_caught(run, 1, 2, "std::bad_alloc")
         self.assert_others_hear_of_it(run, 3)

@@ -95,7 +95,7 @@ TEST(ErrorsTest, MicroBatchesDoNotChangeInTheMiddleOfAStep) {
 }
 
 /// Torch's SGD writes the weights past their version counters, its AdamW does not.
-TEST(ErrorsTest, ForgettingToPublishIsAnErrorAtTheNextForward) {
+TEST(ErrorsTest, MainWeightsUpdatedButModelWeightsNotRefreshedIsAnErrorAtTheNextForward) {
   for (const auto& way : all_ways()) {
     for (const auto optimizer : {Optimizer::sgd, Optimizer::adamw}) {
       SCOPED_TRACE(way.name + (optimizer == Optimizer::sgd ? ", SGD" : ", AdamW"));

@@ -31,10 +31,21 @@ at::Tensor ChainImpl::forward(const at::Tensor& x) {
   return (hidden * scale).square().mean();
 }
 
+namespace {
+
+std::vector<at::Tensor> trainable(const torch::nn::Module& module) {
+  auto result = module.parameters();
+  std::erase_if(result, [](const at::Tensor& parameter) { return !parameter.requires_grad(); });
+  return result;
+}
+
+}  // namespace
+
 Twin::Twin(
     ShardOptions options,
     int64_t links,
-    const std::function<void(Chain&, const ShardOptions&)>& shard)
+    const std::function<void(Chain&, const ShardOptions&)>& shard,
+    const std::function<void(Chain&)>& prepare)
     : model(nullptr), reference(nullptr) {
   torch::manual_seed(3);
   model = Chain(links);
@@ -42,10 +53,12 @@ Twin::Twin(
   reference = Chain(links);
   to_device(*model);
   to_device(*reference);
+  if (prepare) prepare(model);
+  if (prepare) prepare(reference);
   if (!options.mesh) options.mesh = mesh_for({});
   shard(model, options);
   optimizer_ = make_optimizer(Optimizer::sgd, parameters(model));
-  reference_optimizer_ = make_optimizer(Optimizer::sgd, reference->parameters());
+  reference_optimizer_ = make_optimizer(Optimizer::sgd, trainable(*reference));
 }
 
 void Twin::shard_in_order(Chain& model, const ShardOptions& options) {
@@ -61,11 +74,11 @@ void Twin::set_route(const ChainImpl::Route& route) {
 void Twin::expect_same(const Flow& flow, int64_t steps) {
   const auto& world = test_world();
   for (int64_t step = 0; step < steps; ++step) {
-    for (auto& parameter : reference->parameters()) {
+    for (auto& parameter : trainable(*reference)) {
       parameter.mutable_grad() = torch::zeros_like(parameter);
     }
     for (int64_t rank = 0; rank < world.size(); ++rank) flow(reference, rank, step);
-    for (auto& parameter : reference->parameters()) parameter.mutable_grad() /= world.size();
+    for (auto& parameter : trainable(*reference)) parameter.mutable_grad() /= world.size();
     flow(model, world.rank(), step);
     sherd::step(model, *optimizer_);
     reference_optimizer_->step();

@@ -37,7 +37,8 @@ class Twin {
   explicit Twin(
       ShardOptions options = {},
       int64_t links = 4,
-      const std::function<void(Chain&, const ShardOptions&)>& shard = shard_in_order);
+      const std::function<void(Chain&, const ShardOptions&)>& shard = shard_in_order,
+      const std::function<void(Chain&)>& prepare = {});  ///< both, before one is sharded
 
   static void shard_in_order(Chain& model, const ShardOptions& options);
 
