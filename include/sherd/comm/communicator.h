@@ -58,8 +58,8 @@ struct Transfer {
 /// asynchronous: on return it is started, and its tensors must neither be freed nor written (the
 /// output not read) until its Work is done. On CUDA it runs on the given stream, after what that
 /// stream already holds, and its Work may last until what that stream got later is done; without
-/// one, on the communicator's own stream, after what the current stream holds. On CPU the stream is ignored, and operations of one communicator complete in the
-/// order of their calls.
+/// one, on the communicator's own stream, after what the current stream holds. On CPU the stream is
+/// ignored, and operations of one communicator complete in the order of their calls.
 ///
 /// Tensors are contiguous, of one dtype and on the communicator's device. Output and input must not
 /// overlap, with one exception: this rank's own part of a gather's output or of a reduction's
