@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/nn/recompute.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -9,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "nn/random_state.h"
+#include "shard/autocast_state.h"
 #include "shard/region.h"
 
 namespace sherd {
@@ -22,33 +22,27 @@ struct Recipe : torch::CustomClassHolder {
   TensorFunction function;
   std::shared_ptr<Region> region = std::make_shared<Region>();
   RandomState random;
-  bool autocast_cpu = false;
-  bool autocast_cuda = false;
+  AutocastState autocast;
 };
 
 /// While it lives, random numbers and autocasting are those of the forward.
 class SameAgain {
  public:
   explicit SameAgain(const Recipe& recipe)
-      : before_(RandomState::now()),
-        cpu_(at::autocast::is_autocast_enabled(at::kCPU)),
-        cuda_(at::autocast::is_autocast_enabled(at::kCUDA)) {
+      : before_(RandomState::now()), autocast_(autocast_now()) {
     recipe.random.restore();
-    at::autocast::set_autocast_enabled(at::kCPU, recipe.autocast_cpu);
-    at::autocast::set_autocast_enabled(at::kCUDA, recipe.autocast_cuda);
+    restore(recipe.autocast);
   }
   ~SameAgain() {
     before_.restore();
-    at::autocast::set_autocast_enabled(at::kCPU, cpu_);
-    at::autocast::set_autocast_enabled(at::kCUDA, cuda_);
+    restore(autocast_);
   }
   SameAgain(const SameAgain&) = delete;
   SameAgain& operator=(const SameAgain&) = delete;
 
  private:
   RandomState before_;
-  bool cpu_;
-  bool cuda_;
+  AutocastState autocast_;
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
@@ -58,8 +52,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       AutogradContext* context, const c10::intrusive_ptr<Recipe>& recipe, at::TensorList given) {
     const variable_list inputs(given.begin() + 1, given.end());
     recipe->random = RandomState::now();
-    recipe->autocast_cpu = at::autocast::is_autocast_enabled(at::kCPU);
-    recipe->autocast_cuda = at::autocast::is_autocast_enabled(at::kCUDA);
+    recipe->autocast = autocast_now();
     context->saved_data["recipe"] = c10::IValue::make_capsule(recipe);
     context->save_for_backward(inputs);
     const RegionScope scope(recipe->region, RegionScope::Mode::record);

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_set>
 
@@ -51,7 +52,8 @@ class Claim {
     for (auto& shared : shared_) {
       // Used by two units: it belongs to the one around both, which is this one.
       const auto owner = find_owner(shared.parameter);
-      if (owner.unit) take_from(*owner.unit, shared.parameter);  // held by `owner` meanwhile
+      // Held by `owner` meanwhile.
+      if (owner.unit) shared.dtype = take_from(*owner.unit, shared.parameter);
       own_.push_back(shared);
     }
     std::unordered_set<const c10::TensorImpl*> seen;
@@ -103,13 +105,18 @@ class Claim {
     }
   }
 
-  static void take_from(Unit& unit, const at::Tensor& parameter) {
+  /// The dtype that the parameter was given with.
+  static c10::ScalarType take_from(Unit& unit, const at::Tensor& parameter) {
     if (unit.runtime) unit.runtime->check_resting("fully_shard");
     auto all = unit.give_back();
-    std::erase_if(
-        all, [&](const Candidate& candidate) { return candidate.parameter.is_same(parameter); });
+    const auto taken = std::find_if(all.begin(), all.end(), [&](const Candidate& candidate) {
+      return candidate.parameter.is_same(parameter);
+    });
+    const auto dtype = taken->dtype;
+    all.erase(taken);
     unit.take(all);
     if (unit.groups().empty()) registry().keep(unit.shared_from_this(), true);
+    return dtype;
   }
 
   torch::nn::Module& module_;

@@ -29,9 +29,9 @@ std::shared_ptr<const Layout> layout_of(
   for (const auto& candidate : candidates) {
     specs.push_back({candidate.name, candidate.parameter.sizes().vec(), candidate.granule});
   }
-  size_t smallest = c10::elementSize(traits.model);
+  size_t smallest = c10::elementSize(traits.dtypes.model);
   if (traits.trainable) {
-    for (const auto dtype : {traits.main, traits.gradient, traits.reduce}) {
+    for (const auto dtype : {traits.dtypes.main, traits.dtypes.gradient, traits.dtypes.reduce}) {
       smallest = std::min(smallest, c10::elementSize(dtype));
     }
   }
@@ -47,7 +47,7 @@ c10::Device device_of(const GroupTraits& traits) {
 }  // namespace
 
 bool GroupTraits::same_as(const GroupTraits& other) const {
-  return model == other.model && trainable == other.trainable && placement == other.placement &&
+  return dtypes == other.dtypes && trainable == other.trainable && placement == other.placement &&
          axes.inner == other.axes.inner && axes.outer == other.axes.outer &&
          &mesh.communicator(axes.inner) == &other.mesh.communicator(other.axes.inner);
 }
@@ -58,25 +58,28 @@ Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate
       layout_(layout_of(traits, candidates)),
       device_(device_of(traits)),
       sizes_(sizes_of(traits)),
-      flat_(layout_->full_size() * static_cast<int64_t>(c10::elementSize(traits.model)), device_) {
+      flat_(
+          layout_->full_size() * static_cast<int64_t>(c10::elementSize(traits.dtypes.model)),
+          device_) {
   const c10::NoGradGuard no_grad;
   const auto coordinates = coordinates_of(traits_);
   using enum Spread;
   inner_ = part_of({shard, replicate}, sizes_, coordinates);
   both_ = part_of({shard, shard}, sizes_, coordinates);
-  shares_weight_ = !traits_.trainable || traits_.main == traits_.model;
+  shares_weight_ = !traits_.trainable || traits_.dtypes.main == traits_.dtypes.model;
   model_ = {
-      allocate(layout_->part_size(part(Role::parameter).count), traits_.model),
+      allocate(layout_->part_size(part(Role::parameter).count), traits_.dtypes.model),
       part(Role::parameter)};
   if (shares_weight_) {
     main_ = model_;
   } else {
     main_ = {
-        allocate(layout_->part_size(part(Role::optimizer).count), traits_.main),
+        allocate(layout_->part_size(part(Role::optimizer).count), traits_.dtypes.main),
         part(Role::optimizer)};
   }
   for (size_t member = 0; member < candidates.size(); ++member) {
-    const auto& [name, parameter, granule] = candidates[member];
+    const auto& name = candidates[member].name;
+    const auto& parameter = candidates[member].parameter;
     names_.push_back(name);
     const auto values = parameter.detach().reshape({-1});
     for (const auto* held : {&model_, shares_weight_ ? nullptr : &main_}) {
@@ -126,13 +129,14 @@ GroupSpec Group::spec(const std::string& unit) const {
   spec.axis_sizes = sizes_;
   spec.has_outer = !traits_.axes.outer.empty();
   spec.bytes = {
-      size(traits_.model), size(traits_.main), size(traits_.gradient), size(traits_.reduce)};
+      size(traits_.dtypes.model), size(traits_.dtypes.main), size(traits_.dtypes.gradient),
+      size(traits_.dtypes.reduce)};
   spec.trainable = traits_.trainable;
   spec.shares_weight = shares_weight_;
-  spec.reduces_in_place = traits_.reduce == traits_.gradient;
+  spec.reduces_in_place = traits_.dtypes.reduce == traits_.dtypes.gradient;
   spec.layout = c10::str(
-      traits_.model, " ", traits_.main, " ", traits_.gradient, " ", traits_.reduce, " over ",
-      traits_.axes.inner, " ", traits_.axes.outer);
+      traits_.dtypes.model, " ", traits_.dtypes.main, " ", traits_.dtypes.gradient, " ",
+      traits_.dtypes.reduce, " over ", traits_.axes.inner, " ", traits_.axes.outer);
   for (const auto& parameter : layout_->parameters()) {
     spec.layout += c10::str(", ", parameter.name, " [", c10::Join(" ", parameter.shape), "]");
   }
@@ -162,7 +166,7 @@ void Group::hide() {
 void Group::allocate_gradient() {
   if (!traits_.trainable || gradient_.storage.defined()) return;
   const auto mine = part(Role::gradient);
-  gradient_ = {allocate(layout_->part_size(mine.count), traits_.gradient), mine};
+  gradient_ = {allocate(layout_->part_size(mine.count), traits_.dtypes.gradient), mine};
   for (size_t member = 0; member < names_.size(); ++member) {
     gradient_pieces_.push_back(
         held_run(*layout_, gradient_, part(Role::optimizer), static_cast<int64_t>(member))
@@ -184,17 +188,18 @@ void Group::publish() {
   const auto mine = part(Role::optimizer);
   const auto targets = runs(*layout_, model_, mine);
   const auto sources = runs(*layout_, main_, mine);
-  deposit(deposits(targets, sources), {traits_.model, traits_.main, 1}, device_);
+  deposit(deposits(targets, sources), {traits_.dtypes.model, traits_.dtypes.main, 1}, device_);
 }
 
 void Group::divide_gradient(double divisor) const {
   const auto mine = runs(*layout_, gradient_, part(Role::optimizer));
-  deposit(deposits(mine, mine), {traits_.gradient, traits_.gradient, divisor}, device_);
+  deposit(
+      deposits(mine, mine), {traits_.dtypes.gradient, traits_.dtypes.gradient, divisor}, device_);
 }
 
 at::Tensor Group::full_main() const {
   const auto mine = part(Role::optimizer);
-  HeldPart full{allocate(layout_->full_size(), traits_.main), whole_};
+  HeldPart full{allocate(layout_->full_size(), traits_.dtypes.main), whole_};
   const auto copy = [](const std::vector<Transfer>& transfers) {
     for (const auto& [output, input] : transfers) output.copy_(input);
   };

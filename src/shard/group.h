@@ -13,6 +13,7 @@
 #include "sherd/buffer/dbuffer.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/plan/program.h"
+#include "sherd/shard/precision.h"
 
 namespace sherd {
 
@@ -21,14 +22,13 @@ struct Candidate {
   std::string name;  ///< within the unit
   at::Tensor parameter;
   Granule granule = Granule::element();
+  /// As the module was built; while it is sharded, the parameter has the compute dtype.
+  c10::ScalarType dtype = parameter.defined() ? parameter.scalar_type() : c10::kFloat;
 };
 
 /// What all parameters of a group share.
 struct GroupTraits {
-  c10::ScalarType model{};
-  c10::ScalarType main{};
-  c10::ScalarType gradient{};
-  c10::ScalarType reduce{};
+  RoleDtypes dtypes{};
   bool trainable = true;
   Mesh mesh;
   DataAxes axes;

@@ -51,7 +51,7 @@ void Group::bind_parameters(const GroupPlace& place) {
   slot_.reset();
   const auto group = spec("");
   if (gathers()) {
-    slot_ = in_arena(place, place.parameters, whole_, traits_.model);
+    slot_ = in_arena(place, place.parameters, whole_, traits_.dtypes.model);
     const HeldPart slot{slot_, whole_};
     const bool outer = gathers_outer(group);
     if (outer) gather_.outer = pair_runs(in(slot, inner_), in(model_, both_));
@@ -86,11 +86,11 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
   stage_ = {};
   accumulate_ = {};
   gradient_slot_.reset();
-  stage_kind_ = {traits_.reduce, traits_.gradient, 1};
-  const DepositKind back{traits_.gradient, traits_.reduce, 1};
-  const DepositKind divided{traits_.gradient, traits_.reduce, divisor};
+  stage_kind_ = {traits_.dtypes.reduce, traits_.dtypes.gradient, 1};
+  const DepositKind back{traits_.dtypes.gradient, traits_.dtypes.reduce, 1};
+  const DepositKind divided{traits_.dtypes.gradient, traits_.dtypes.reduce, divisor};
   if (gradients_are_sharded()) {
-    gradient_slot_ = in_arena(place, place.gradients, whole_, traits_.reduce);
+    gradient_slot_ = in_arena(place, place.gradients, whole_, traits_.dtypes.reduce);
     const HeldPart slot{gradient_slot_, whole_};
     scatter_.inner = pair_runs(in(slot, inner_), in(slot, whole_));
     const bool outer = gradient_sharded_outer(group);
@@ -101,7 +101,7 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
   } else {
     HeldPart reduced = gradient_;
     if (staged) {
-      reduced = {in_arena(place, place.stage_reduce, whole_, traits_.reduce), whole_};
+      reduced = {in_arena(place, place.stage_reduce, whole_, traits_.dtypes.reduce), whole_};
       stage_.inner = deposits(in(reduced, whole_), in(gradient_, whole_));
     }
     const Part mine = optimizer_sharded(group) ? inner_ : whole_;
@@ -118,7 +118,7 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
     const Part result = scatters ? both_ : mine;
     HeldPart reduced = gradient_;
     if (staged) {
-      reduced = {in_arena(place, place.stage_outer, mine, traits_.reduce), mine};
+      reduced = {in_arena(place, place.stage_outer, mine, traits_.dtypes.reduce), mine};
       stage_.outer = deposits(in(reduced, mine), in(gradient_, mine));
       accumulate_.outer = {deposits(in(gradient_, result), in(reduced, result)), back};
     }
@@ -173,7 +173,7 @@ void Group::refresh_now() const {
 }
 
 at::Tensor Group::gather_now() const {
-  HeldPart full{allocate(layout_->full_size(), traits_.model), whole_};
+  HeldPart full{allocate(layout_->full_size(), traits_.dtypes.model), whole_};
   const bool outer = model_.part.count == both_.count && !gather_.outer.empty();
   const auto mine = model_.part;
   const auto place = pair_runs(runs(*layout_, full, mine), runs(*layout_, model_, mine));
@@ -196,7 +196,7 @@ void Group::forget_gradients() {
 void Group::deposit_gradient(size_t member, const at::Tensor& gradient) {
   const auto& target = targets_[member];
   auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
-  if (!can_deposit(values.scalar_type())) values = values.to(traits_.model);
+  if (!can_deposit(values.scalar_type())) values = values.to(traits_.dtypes.model);
   values = values.contiguous();
   const bool again = written_[member];
   // A second gradient for one parameter has to see the first.

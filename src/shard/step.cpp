@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a training loop calls.
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -165,9 +166,11 @@ void edit_parameters(torch::nn::Module& module, const std::function<void()>& edi
     unit->runtime->finish();
   }
   const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> full;
+  std::vector<at::Tensor> main, before, full;
   for (const auto& group : unit->groups()) {
-    full.push_back(group->full_main().to(group->traits().model));
+    main.push_back(group->full_main());
+    before.push_back(main.back().to(group->traits().dtypes.model));
+    full.push_back(before.back().clone());
     group->show(full.back().mutable_data_ptr());
   }
   const auto hide = [&] {
@@ -180,7 +183,10 @@ void edit_parameters(torch::nn::Module& module, const std::function<void()>& edi
     throw;
   }
   hide();
-  for (size_t i = 0; i < full.size(); ++i) unit->groups()[i]->take_main(full[i]);
+  for (size_t i = 0; i < full.size(); ++i) {
+    // What was not written keeps the main weight's own digits.
+    unit->groups()[i]->take_main(at::where(full[i] == before[i], main[i], full[i].to(main[i])));
+  }
   if (unit->runtime) unit->runtime->note_edit();
 }
 

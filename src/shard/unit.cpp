@@ -39,21 +39,26 @@ DataAxes default_axes(const Mesh& mesh) {
   return {"dp", mesh.has("dp_outer") ? "dp_outer" : ""};
 }
 
+/// What our kernels can't add or cast is refused before anything is changed.
+void check_dtypes(const GroupTraits& traits, const std::string& name) {
+  if (!traits.trainable) return;
+  const auto& [model, main, gradient, reduce] = traits.dtypes;
+  for (const auto& [role, dtype] :
+       {std::pair("compute", model), std::pair("main weight", main),
+        std::pair("main gradient", gradient), std::pair("reduce", reduce)}) {
+    TORCH_CHECK_VALUE(
+        can_deposit(dtype), "[shard] parameter '", name, "' is trainable, and its ", role,
+        " dtype is ", dtype, ": use floating point of 16 bits or more, or freeze it");
+  }
+}
+
 GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, const Mesh& mesh) {
-  const auto& dtypes = options.dtypes;
-  const auto model = candidate.parameter.scalar_type();
-  const bool trainable = candidate.parameter.requires_grad();
-  const auto main = trainable ? dtypes.main.value_or(model) : model;
-  const auto gradient = dtypes.gradient.value_or(main);
   GroupTraits traits{
-      model,
-      main,
-      gradient,
-      dtypes.reduce.value_or(gradient),
-      trainable,
-      mesh,
-      options.axes.value_or(default_axes(mesh)),
-      options.placement};
+      .trainable = candidate.parameter.requires_grad(),
+      .mesh = mesh,
+      .axes = options.axes.value_or(default_axes(mesh)),
+      .placement = options.placement};
+  const auto* precision = &options.precision;
   for (const auto& rule : options.rules) {
     if (!matches(rule.match, candidate.name)) continue;
     if (rule.mesh) {
@@ -62,7 +67,10 @@ GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, c
     }
     if (rule.axes) traits.axes = *rule.axes;
     if (rule.placement) traits.placement = *rule.placement;
+    if (rule.precision) precision = &*rule.precision;
   }
+  traits.dtypes = resolve(*precision, candidate.dtype, traits.trainable);
+  check_dtypes(traits, candidate.name);
   const auto& [inner, outer] = std::tie(traits.axes.inner, traits.axes.outer);
   TORCH_CHECK_VALUE(
       traits.mesh.has(inner) && (outer.empty() || traits.mesh.has(outer)), "[shard] parameter '",
@@ -112,7 +120,7 @@ void Unit::take(const std::vector<Candidate>& candidates) {
   }
   for (size_t group = 0; group < traits.size(); ++group) {
     auto label = c10::str(
-        c10::toString(traits[group].model), traits[group].trainable ? "" : ".frozen",
+        c10::toString(traits[group].dtypes.model), traits[group].trainable ? "" : ".frozen",
         group == 0 ? "" : c10::str(".", group));
     groups_.push_back(std::make_unique<Group>(std::move(label), traits[group], sorted[group]));
     for (size_t index = 0; index < sorted[group].size(); ++index) {
@@ -149,7 +157,7 @@ std::vector<Candidate> Unit::give_back() {
     registry().remove(parameter);
     at::Tensor(parameter).set_data(groups_[member.group]
                                        ->view(full[member.group], member.index)
-                                       .to(parameter.scalar_type(), false, /*copy=*/true));
+                                       .clone());  // in the main dtype: nothing is rounded
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
     if (parameter.requires_grad()) torch::autograd::impl::set_grad_accumulator(parameter, {});
     result.push_back(std::move(candidate));

@@ -118,7 +118,7 @@ TEST(AgreementTest, DifferentShapesNameBoth) {
 TEST(AgreementTest, DifferentDtypesNameBoth) {
   auto model = make_model();
   auto options = flat_options();
-  if (odd_one()) options.dtypes.reduce = torch::kBFloat16;
+  if (odd_one()) options.precision.reduce = torch::kBFloat16;
   shard(model, options);
   expect_disagreement(
       {"Float Float Float BFloat16", "Float Float Float Float"}, [&] { loss_of(model); });

@@ -33,23 +33,23 @@ torch::optim::SGD plain_sgd(const torch::nn::Module& model) {
 
 struct Setting {
   std::string name;
-  Dtypes dtypes{};
+  Precision precision{};
   c10::ScalarType model = torch::kFloat;
   bool frozen_block = false;
   bool keep_gathered = false;
 };
 
 const std::vector<Setting>& settings() {
-  static const Dtypes wide{
+  static const Precision wide{
       .main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kFloat};
-  static const Dtypes narrow_wire{
+  static const Precision narrow_wire{
       .main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kBFloat16};
   static const std::vector<Setting> all{
       {.name = "fp32"},
       {.name = "a frozen block", .frozen_block = true},
       {.name = "kept gathered", .keep_gathered = true},
-      {.name = "bf16 with fp32 beside it", .dtypes = wide, .model = torch::kBFloat16},
-      {.name = "bf16 on the wire too", .dtypes = narrow_wire, .model = torch::kBFloat16}};
+      {.name = "bf16 with fp32 beside it", .precision = wide, .model = torch::kBFloat16},
+      {.name = "bf16 on the wire too", .precision = narrow_wire, .model = torch::kBFloat16}};
   return all;
 }
 
@@ -60,7 +60,7 @@ Stack make_stack(const Way& way, Recompute recompute, const Setting& setting) {
     for (auto& parameter : model->blocks[1]->parameters()) parameter.set_requires_grad(false);
   }
   ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
-  options.dtypes = setting.dtypes;
+  options.precision = setting.precision;
   options.keep_gathered = setting.keep_gathered;
   shard_stack(model, options);
   return model;

@@ -152,7 +152,7 @@ TEST_P(OptionsTest, AUnitMaySayWhichUnitsToPrefetch) {
 
 TEST_P(OptionsTest, GradientsMayBeReducedInAnotherDtypeThanTheyAccumulateIn) {
   auto given = options();
-  given.dtypes.reduce = torch::kDouble;
+  given.precision.reduce = torch::kDouble;
   Twin twin(given);
   micro_batches(twin.model, 3);
   twin.expect_same([](Chain& model, int64_t rank, int64_t step) {
@@ -212,7 +212,8 @@ NamedTensors train_bf16(const char* name) {
     to_device(*model);
     model->to(torch::kBFloat16);
     auto options = options_for(way);
-    options.dtypes = {.main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kBFloat16};
+    options.precision = {
+        .main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kBFloat16};
     Twin::shard_in_order(model, options);
     micro_batches(model, 2);
     auto optimizer = make_optimizer(Optimizer::adamw, parameters(model));

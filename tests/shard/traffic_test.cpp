@@ -50,7 +50,7 @@ class Trained {
   struct Options {
     Way way;
     Recompute recompute = Recompute::nowhere;
-    Dtypes dtypes{};
+    Precision precision{};
     c10::ScalarType model = torch::kFloat;
     bool frozen_block = false;
     bool keep_gathered = false;
@@ -64,7 +64,7 @@ class Trained {
       }
     }
     ShardOptions shard{.mesh = mesh_for(options.way), .placement = options.way.placement};
-    shard.dtypes = options.dtypes;
+    shard.precision = options.precision;
     shard.keep_gathered = options.keep_gathered;
     shard_stack(model, shard);
     micro_batches(model, kMicroBatches);
@@ -131,8 +131,8 @@ TEST_P(TrafficTest, AStepOfThreeMicroBatchesAndThreeGroupsMakesThePromisedCalls)
 }
 
 TEST_P(TrafficTest, EveryWaySendsTheCallsAndBytesOfItsProgram) {
-  const Dtypes wide{.main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kFloat};
-  Dtypes narrow_wire = wide;
+  const Precision wide{.main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kFloat};
+  Precision narrow_wire = wide;
   narrow_wire.reduce = torch::kBFloat16;
   for (const auto& way : all_ways()) {
     for (const auto& [name, recompute] : all_recomputes()) {
@@ -141,9 +141,12 @@ TEST_P(TrafficTest, EveryWaySendsTheCallsAndBytesOfItsProgram) {
           {"a frozen block", {.way = way, .recompute = recompute, .frozen_block = true}},
           {"kept gathered", {.way = way, .recompute = recompute, .keep_gathered = true}},
           {"bf16 with fp32 beside it",
-           {.way = way, .recompute = recompute, .dtypes = wide, .model = torch::kBFloat16}},
+           {.way = way, .recompute = recompute, .precision = wide, .model = torch::kBFloat16}},
           {"bf16 on the wire too",
-           {.way = way, .recompute = recompute, .dtypes = narrow_wire, .model = torch::kBFloat16}}};
+           {.way = way,
+            .recompute = recompute,
+            .precision = narrow_wire,
+            .model = torch::kBFloat16}}};
       for (const auto& [what, options] : settings) {
         SCOPED_TRACE(c10::str(way.name, ", ", name, ", ", what));
         Trained trained(options);
@@ -162,8 +165,9 @@ TEST_P(TrafficTest, EveryWaySendsTheCallsAndBytesOfItsProgram) {
 }
 
 TEST_P(TrafficTest, BytesOnTheWireHaveTheDtypeOfTheirRole) {
-  const Dtypes dtypes{.main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kFloat};
-  Trained trained({.way = way_called("HFSDP"), .dtypes = dtypes, .model = torch::kBFloat16});
+  const Precision precision{
+      .main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kFloat};
+  Trained trained({.way = way_called("HFSDP"), .precision = precision, .model = torch::kBFloat16});
   int64_t elements = 0;  // of all parameters, padding included
   for (const auto& unit : program(trained.model).units()) {
     for (const auto& group : unit.groups) elements += group.elements;

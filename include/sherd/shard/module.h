@@ -107,6 +107,14 @@ class Crossing {
   Crossing(const Crossing&) = delete;
   Crossing& operator=(const Crossing&) = delete;
 
+  /// A tensor that comes in: floating point has the dtype that the unit computes with.
+  at::Tensor cast(const at::Tensor& input) const {
+    const auto dtype = call_.input_dtype();
+    const bool differs =
+        dtype && input.defined() && input.is_floating_point() && input.scalar_type() != *dtype;
+    return differs ? input.to(*dtype) : input;
+  }
+
   template <class T>
   void leave(const T& result) {
     std::vector<at::Tensor> outputs;
@@ -126,6 +134,30 @@ class Crossing {
 
 }  // namespace detail
 
+namespace detail {
+
+/// An argument as the unit wants it.
+template <class T>
+decltype(auto) cast_input(const Crossing& crossing, T&& argument) {
+  if constexpr (std::same_as<std::remove_cvref_t<T>, at::Tensor>) {
+    return crossing.cast(argument);
+  } else {
+    return std::forward<T>(argument);
+  }
+}
+
+/// A forward that takes its tensors by reference, to write them, gets them as they are.
+template <class M, class... Args>
+decltype(auto) forward(M& module, const Crossing& crossing, Args&&... args) {
+  if constexpr (requires { module.forward(cast_input(crossing, std::forward<Args>(args))...); }) {
+    return module.forward(cast_input(crossing, std::forward<Args>(args))...);
+  } else {
+    return module.forward(std::forward<Args>(args)...);
+  }
+}
+
+}  // namespace detail
+
 /// Calls a module's forward through its boundary: what the holder of SHERD_MODULE does.
 template <std::derived_from<torch::nn::Module> M, class... Args>
 auto call(M& module, Args&&... args)
@@ -133,10 +165,10 @@ auto call(M& module, Args&&... args)
   using Result = decltype(module.forward(std::forward<Args>(args)...));
   detail::Crossing crossing(module);
   if constexpr (std::is_void_v<Result>) {
-    module.forward(std::forward<Args>(args)...);
+    detail::forward(module, crossing, std::forward<Args>(args)...);
     crossing.leave_with({});
   } else {
-    Result result = module.forward(std::forward<Args>(args)...);
+    Result result = detail::forward(module, crossing, std::forward<Args>(args)...);
     crossing.leave(result);
     return static_cast<Result>(result);
   }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,6 +11,7 @@
 #include "sherd/comm/mesh.h"
 #include "sherd/plan/layout.h"
 #include "sherd/plan/placement.h"
+#include "sherd/shard/precision.h"
 
 namespace torch::nn {
 class Module;
@@ -27,13 +26,6 @@ enum class Loss : uint8_t {
   per_token,  ///< sum over both, divided once by the number of tokens of all ranks
 };
 
-/// The dtypes of a group beside that of its parameters; absent ones follow the one before.
-struct Dtypes {
-  std::optional<c10::ScalarType> main{};      ///< main weight; default: the parameter's
-  std::optional<c10::ScalarType> gradient{};  ///< main gradient; default: the main weight's
-  std::optional<c10::ScalarType> reduce{};    ///< on the wire; default: the main gradient's
-};
-
 /// Other ways for some parameters of a unit.
 struct ParameterRule {
   /// Names within the unit; '*' stands for anything.
@@ -42,6 +34,7 @@ struct ParameterRule {
   std::optional<DataAxes> axes{};
   std::optional<Placement> placement{};
   std::optional<Granule> granule{};
+  std::optional<Precision> precision{};
 };
 
 /// How a unit is sharded. All ranks pass the same.
@@ -51,7 +44,7 @@ struct ShardOptions {
   /// The data-parallel axes of the mesh; default: `dp`, and `dp_outer` where the mesh has it.
   std::optional<DataAxes> axes{};
   Placement placement{Strategy::optim_grads_params};
-  Dtypes dtypes{};
+  Precision precision{};
   /// Stay gathered between forward and backward: one gather less, at the price of memory.
   bool keep_gathered = false;
   /// Units to gather when this one starts its forward. Default: the next `prefetch_depth`.
