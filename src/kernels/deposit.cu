@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
@@ -58,7 +59,9 @@ __global__ void deposit_kernel(const Batch batch, double divisor) {
 
 }  // namespace
 
-void deposit_on_cuda(std::span<const Deposit> deposits, const DepositKind& kind) {
+void deposit_on_cuda(
+    std::span<const Deposit> deposits, const DepositKind& kind, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);  // the caller may be on another
   constexpr int64_t kMostBlocks = 1024;
   const auto stream = c10::cuda::getCurrentCUDAStream();
   for (size_t begin = 0; begin < deposits.size(); begin += kMost) {

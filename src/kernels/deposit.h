@@ -33,6 +33,7 @@ bool can_deposit(c10::ScalarType dtype);
 void deposit(std::span<const Deposit> deposits, const DepositKind& kind, c10::Device device);
 
 /// As above, in CUDA memory.
-void deposit_on_cuda(std::span<const Deposit> deposits, const DepositKind& kind);
+void deposit_on_cuda(
+    std::span<const Deposit> deposits, const DepositKind& kind, c10::Device device);
 
 }  // namespace sherd

@@ -20,10 +20,10 @@ void note_time(const at::Tensor&, c10::Stream) {
 void occupy_until(const at::Tensor&, double, int, c10::Stream) {
   refuse();
 }
-void deposit_on_cuda(std::span<const Deposit>, const DepositKind&) {
+void deposit_on_cuda(std::span<const Deposit>, const DepositKind&, c10::Device) {
   refuse();
 }
-void repeat_on_cuda(void*, const void*, int64_t, int64_t) {
+void repeat_on_cuda(void*, const void*, int64_t, int64_t, c10::Device) {
   refuse();
 }
 

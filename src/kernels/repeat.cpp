@@ -7,7 +7,7 @@ namespace sherd {
 
 void repeat(void* target, const void* source, int64_t bytes, int64_t count, c10::Device device) {
   if (bytes == 0 || count == 0) return;
-  if (device.is_cuda()) return repeat_on_cuda(target, source, bytes, count);
+  if (device.is_cuda()) return repeat_on_cuda(target, source, bytes, count, device);
   auto* place = static_cast<char*>(target);
   for (int64_t i = 0; i < count; ++i, place += bytes) {
     if (place != source) std::memcpy(place, source, static_cast<size_t>(bytes));

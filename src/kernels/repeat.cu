@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
@@ -38,7 +39,9 @@ void launch(void* target, const void* source, int64_t bytes, int64_t count) {
 
 }  // namespace
 
-void repeat_on_cuda(void* target, const void* source, int64_t bytes, int64_t count) {
+void repeat_on_cuda(
+    void* target, const void* source, int64_t bytes, int64_t count, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
   const auto where = reinterpret_cast<uintptr_t>(target) | reinterpret_cast<uintptr_t>(source);
   const auto all = where | static_cast<uintptr_t>(bytes);
   if (all % sizeof(uint4) == 0) {

@@ -12,6 +12,7 @@ namespace sherd {
 void repeat(void* target, const void* source, int64_t bytes, int64_t count, c10::Device device);
 
 /// As above, in CUDA memory.
-void repeat_on_cuda(void* target, const void* source, int64_t bytes, int64_t count);
+void repeat_on_cuda(
+    void* target, const void* source, int64_t bytes, int64_t count, c10::Device device);
 
 }  // namespace sherd

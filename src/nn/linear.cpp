@@ -46,14 +46,17 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const auto& [input, weight] = std::tie(saved[0], saved[1]);
+    const auto& weight = saved[1];
     const auto& gradient = gradients[0];
     if (!gradient.defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    // Under autocast the product was made in the output's dtype; so are its gradients.
+    const auto dtype = gradient.scalar_type();
+    const auto input = saved[0].to(dtype);
     const auto flat_gradient = gradient.reshape({-1, gradient.size(-1)});
     at::Tensor input_gradient;
     at::Tensor weight_gradient;
     at::Tensor bias_gradient;
-    if (context->needs_input_grad(0)) input_gradient = gradient.matmul(weight);
+    if (context->needs_input_grad(0)) input_gradient = gradient.matmul(weight.to(dtype));
     if (context->needs_input_grad(1)) {
       const auto flat_input = input.reshape({-1, input.size(-1)});
       if (const auto target = gradient_target(weight)) {

@@ -55,14 +55,16 @@ Agreement::Agreement(const World& world)
   const auto device = world.device();
   const auto options = at::TensorOptions().dtype(at::kLong).device(device);
   const bool cuda = device.is_cuda();
+  std::optional<c10::StreamGuard> guard;  // the records are written where they are sent
+  if (cuda) {
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
+    guard.emplace(*stream_);
+  }
   mine_ = at::zeros({kFields}, options);
   all_ = at::zeros({kFields * world.size()}, options);
   const auto host = at::TensorOptions().dtype(at::kLong).pinned_memory(cuda);
   host_mine_ = cuda ? at::empty({kFields}, host) : mine_;
   host_all_ = cuda ? at::empty({kFields * world.size()}, host) : all_;
-  if (cuda) {
-    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
-  }
 }
 
 void Agreement::start(const Record& record, Words words) {

@@ -43,12 +43,13 @@ class Agreement {
 
   /// Everybody's order of units: that of the ranks with data, which must be the same. Blocks.
   std::string agree_on_order(const std::string& order, bool idle);
+  /// What every rank says. Blocks.
+  std::vector<std::string> exchange(const std::string& text);
 
  private:
   bool arrived();
   void wait(std::optional<std::chrono::milliseconds> limit);
   std::vector<Record> records() const;
-  std::vector<std::string> exchange(const std::string& text);
   [[noreturn]] void refuse(const std::vector<Record>& all);
   at::Tensor gather(const at::Tensor& mine);
 

@@ -16,23 +16,24 @@ namespace {
 /// Called at the end of a backward, or destroyed without, when the backward failed.
 class BackwardEnd {
  public:
-  BackwardEnd(std::weak_ptr<Runtime> runtime, std::function<void(Runtime&)> end)
+  using End = std::function<void(Runtime&, bool failed)>;
+  BackwardEnd(std::weak_ptr<Runtime> runtime, End end)
       : runtime_(std::move(runtime)), end_(std::move(end)) {}
   ~BackwardEnd() {
     if (called_) return;
-    if (const auto runtime = runtime_.lock()) runtime->abandon();
+    if (const auto runtime = runtime_.lock()) end_(*runtime, /*failed=*/true);
   }
   BackwardEnd(const BackwardEnd&) = delete;
   BackwardEnd& operator=(const BackwardEnd&) = delete;
 
   void operator()() {
-    if (const auto runtime = runtime_.lock()) end_(*runtime);
+    if (const auto runtime = runtime_.lock()) end_(*runtime, /*failed=*/false);
     called_ = true;
   }
 
  private:
   std::weak_ptr<Runtime> runtime_;
-  std::function<void(Runtime&)> end_;
+  End end_;
   bool called_ = false;
 };
 
@@ -54,7 +55,7 @@ UnitCall Runtime::replay(Unit& unit) {
     if (phase_ == Phase::backward) finish_backward();
     begin_backward(call.pass_, /*idle=*/false);
   }
-  const auto position = static_cast<size_t>(call.position_);
+  const auto position = static_cast<size_t>(pass_->place(call.position_));
   const int32_t again = section_->recomputed[position];
   run_backward(again == kNone ? section_->entered[position] : again);
   record_call(call);
@@ -68,14 +69,15 @@ void Runtime::before_backward(const UnitCall& call) {
     if (phase_ == Phase::backward) finish_backward();
     begin_backward(call.pass_, /*idle=*/false);
   }
-  run_backward(section_->entered[static_cast<size_t>(call.position_)]);
+  run_backward(section_->entered[static_cast<size_t>(pass_->place(call.position_))]);
 }
 
 void Runtime::after_backward(const UnitCall& call) {
   if (phase_ != Phase::backward || pass_ != call.pass_) return;
   const auto& boundaries = section_->boundaries;
   for (size_t i = cursor_; i < boundaries.size(); ++i) {
-    if (boundaries[i].kind != Boundary::Kind::exit || boundaries[i].position != call.position_) {
+    if (boundaries[i].kind != Boundary::Kind::exit ||
+        boundaries[i].position != pass_->place(call.position_)) {
       continue;
     }
     run_backward(static_cast<int32_t>(i));
@@ -84,9 +86,7 @@ void Runtime::after_backward(const UnitCall& call) {
 }
 
 void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
-  for (const auto* unit : units_) {
-    TORCH_CHECK(unit, "[shard] a unit of this model was deleted before its backward");
-  }
+  check_whole();
   TORCH_CHECK(
       phase_ == Phase::resting, "[shard] a backward begins while the forward of '", root().name(),
       "' is under way");
@@ -96,6 +96,10 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
       "', but a step has ", micro_batches_,
       ": update and publish first, or say another number with sherd::micro_batches");
   check_published();
+  TORCH_CHECK(
+      pass->weights == weights_, "[shard] a backward of '", root().name(),
+      "' belongs to a forward that was made before the weights changed: run each backward before "
+      "the update, or the forward again");
   if (pass->program != program_) {
     use(pass->program);
     verified_ = true;
@@ -116,11 +120,16 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
   }
   const int64_t number = ++backward_number_;
   if (idle) return;
-  auto end = std::make_shared<BackwardEnd>(weak_from_this(), [number](Runtime& runtime) {
-    if (runtime.phase_ == Phase::backward && runtime.backward_number_ == number) {
-      runtime.finish_backward();
-    }
-  });
+  auto end =
+      std::make_shared<BackwardEnd>(weak_from_this(), [number](Runtime& runtime, bool failed) {
+        // Another may have begun since.
+        if (runtime.phase_ != Phase::backward || runtime.backward_number_ != number) return;
+        if (failed) {
+          runtime.abandon();
+        } else {
+          runtime.finish_backward();
+        }
+      });
   torch::autograd::Engine::get_default_engine().queue_callback([end] { (*end)(); });
 }
 

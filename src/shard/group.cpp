@@ -52,6 +52,15 @@ bool GroupTraits::same_as(const GroupTraits& other) const {
          &mesh.communicator(axes.inner) == &other.mesh.communicator(other.axes.inner);
 }
 
+std::vector<std::string> GroupTraits::norm_axes() const {
+  std::vector<std::string> result;
+  const auto& spreads = placement.spreads(Role::optimizer);
+  if (spreads.inner == Spread::shard) result.push_back(axes.inner);
+  if (spreads.outer == Spread::shard) result.push_back(axes.outer);
+  if (mesh.has("ep")) result.emplace_back("ep");  // every rank of it has other experts
+  return result;
+}
+
 Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate> candidates)
     : label_(std::move(label)),
       traits_(traits),
@@ -138,7 +147,9 @@ GroupSpec Group::spec(const std::string& unit) const {
       traits_.dtypes.model, " ", traits_.dtypes.main, " ", traits_.dtypes.gradient, " ",
       traits_.dtypes.reduce, " over ", traits_.axes.inner, " ", traits_.axes.outer);
   for (const auto& parameter : layout_->parameters()) {
-    spec.layout += c10::str(", ", parameter.name, " [", c10::Join(" ", parameter.shape), "]");
+    spec.layout += c10::str(
+        ", ", parameter.name, " [", c10::Join(" ", parameter.shape), "] by ",
+        parameter.granule.elements(parameter.shape));
   }
   return spec;
 }

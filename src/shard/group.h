@@ -35,6 +35,9 @@ struct GroupTraits {
   Placement placement{Strategy::optim_grads_params};
 
   bool same_as(const GroupTraits& other) const;
+  /// Those along which other ranks have other elements of the gradient: replicas must not count
+  /// twice.
+  std::vector<std::string> norm_axes() const;
 };
 
 /// The communicators of a group over its two axes, for gathers and for reductions.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
 
@@ -18,8 +20,21 @@ namespace sherd {
 // a node on the stream where it was made.
 struct ParameterNode final : torch::autograd::Node {
   ParameterNode(const at::Tensor& parameter, std::weak_ptr<Unit> unit, size_t group, size_t member)
-      : Node(/*sequence_nr=*/UINT64_MAX), unit_(std::move(unit)), group_(group), member_(member) {
+      : Node(/*sequence_nr=*/UINT64_MAX),
+        parameter_(parameter.getIntrusivePtr()),
+        unit_(std::move(unit)),
+        group_(group),
+        member_(member) {
     add_input_metadata(parameter);
+  }
+
+  /// What register_hook put on the parameter, as an accumulator would run it.
+  std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>& tensor_pre_hooks() noexcept
+      override {
+    static std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>> none;
+    auto parameter = parameter_.lock();
+    if (!parameter.defined()) return none;
+    return torch::autograd::impl::hooks(at::Tensor(std::move(parameter)));
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
@@ -30,6 +45,7 @@ struct ParameterNode final : torch::autograd::Node {
   }
 
  private:
+  c10::weak_intrusive_ptr<c10::TensorImpl> parameter_;
   std::weak_ptr<Unit> unit_;
   size_t group_;
   size_t member_;

@@ -5,7 +5,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <sstream>
 
 #include "shard/region.h"
@@ -22,11 +24,31 @@ int64_t hash_of(const std::string& text) {
   return static_cast<int64_t>(std::hash<std::string>()(text));
 }
 
+/// What lies between two calls of a recompute is part of it, called or not. Recomputes are numbered
+/// by the position of their first call.
+Order whole_regions(Order order) {
+  std::map<int32_t, std::pair<size_t, size_t>> ends;  // of each: its first and last call
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (!order[i].enter || order[i].recompute == kNone) continue;
+    ends.try_emplace(order[i].recompute, i, i).first->second.second = i;
+  }
+  for (const auto& [number, range] : ends) {
+    const auto begin = order.begin() + static_cast<std::ptrdiff_t>(range.first);
+    const auto position = static_cast<int32_t>(
+        std::count_if(order.begin(), begin, [](const Visit& visit) { return visit.enter; }));
+    for (size_t i = range.first; i <= range.second; ++i) {
+      if (order[i].enter) order[i].recompute = position;
+    }
+  }
+  return order;
+}
+
 }  // namespace
 
 // ---- forward ------------------------------------------------------------------------------------
 
 UnitCall Runtime::before_forward(Unit& unit) {
+  check_whole();
   if (replayed_region()) return replay(unit);
   TORCH_CHECK(
       phase_ != Phase::backward, "[shard] unit '", unit.name(),
@@ -38,13 +60,14 @@ UnitCall Runtime::before_forward(Unit& unit) {
         root().name(), "': call the root, or shard the unit's module on its own");
     begin_pass(train, /*idle=*/false);
   }
-  const int32_t region = region_number();
   const auto ahead = find_ahead(unit);
   UnitCall call;
   if (ahead) {
     run_forward(*ahead);
     const auto& boundary = section_->boundaries[cursor_];
-    if (program_->order()[cursor_].recompute != region) deviate();
+    const int32_t expected = program_->order()[cursor_].recompute;
+    const int32_t region = region_number(expected);
+    if (region != expected) deviate();
     if (deviated_) trace_.push_back({unit.number, true, region});
     call.position_ = deviated_ ? entered_++ : boundary.position;
     frames_.push_back({&unit, boundary.position, {}, false});
@@ -52,7 +75,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
     run(boundary);
   } else {
     deviate();
-    trace_.push_back({unit.number, true, region});
+    trace_.push_back({unit.number, true, region_number(kNone)});
     call.position_ = entered_++;
     frames_.push_back({&unit, kNone, {}, true});
     enter_unforeseen(unit);
@@ -85,6 +108,9 @@ std::optional<size_t> Runtime::find_ahead(const Unit& unit) const {
 void Runtime::run_forward(size_t until) {
   for (; cursor_ < until; ++cursor_) {
     const auto& boundary = section_->boundaries[cursor_];
+    if (boundary.kind == Boundary::Kind::enter) {
+      skipped_.push_back(deviated_ ? entered_ : boundary.position);
+    }
     if (deviated_) {
       trace_.push_back(program_->order()[cursor_]);
       if (trace_.back().enter) ++entered_;
@@ -135,12 +161,9 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
 }
 
 void Runtime::begin_pass(bool train, bool idle) {
-  for (const auto* unit : units_) {
-    TORCH_CHECK(unit, "[shard] a unit of this model was deleted: shard the model anew");
-  }
   if (recovering_) recover();
   check_published();
-  pass_ = std::make_shared<Pass>(Pass{program_, train});
+  pass_ = std::make_shared<Pass>(Pass{program_, train, weights_});
   const ForwardFlags flags{changed_, train, kept_};
   section_ = &program_->forward(flags);
   agree_on_pass(
@@ -151,7 +174,7 @@ void Runtime::begin_pass(bool train, bool idle) {
   deviated_ = false;
   trace_.clear();
   entered_ = 0;
-  regions_.clear();
+  skipped_.clear();
   phase_ = Phase::forward;
 }
 
@@ -177,6 +200,7 @@ void Runtime::agree_on_pass(const char* what, int64_t flags) {
 
 void Runtime::end_pass() {
   phase_ = Phase::resting;
+  regions_.clear();  // they hold units, which hold this
   if (changed_) changed_ = false;
   if (pass_->train) kept_ = true;
   look_at_agreement(/*block=*/true);
@@ -187,7 +211,7 @@ void Runtime::end_pass() {
 /// The first training pass tells all ranks the order of the units; so does a pass that went another
 /// way than the program.
 void Runtime::settle_order() {
-  auto order = deviated_ ? trace_ : program_->order();
+  auto order = deviated_ ? whole_regions(trace_) : program_->order();
   if (!confirmed_ && pass_->train) {
     order = order_from(agreement_->agree_on_order(order_text(order), idle_));
     confirmed_ = true;
@@ -199,9 +223,45 @@ void Runtime::settle_order() {
     agreement_->check(/*block=*/true, kUnforeseen);
   }
   if (order == program_->order()) return;
-  build(std::move(order));
+  auto [shorter, moved] = without_skipped(order);
+  build(whole_regions(std::move(shorter)));
   verified_ = true;
   pass_->program = program_;
+  pass_->moved = std::move(moved);
+}
+
+/// A visit that no rank made, of a unit that is called elsewhere, is where the order used to have
+/// it: it is dropped. Returns too where each position has gone. Collective.
+std::pair<Order, std::vector<int32_t>> Runtime::without_skipped(const Order& order) {
+  std::string mine;  // of a rank without data: nothing, which is all skipped
+  if (!idle_) {
+    mine.assign(order.size(), '0');
+    for (const int32_t position : skipped_) mine[static_cast<size_t>(position)] = '1';
+  }
+  const auto all = agreement_->exchange(mine);
+  const auto is_made = [&](size_t position) {
+    return std::any_of(all.begin(), all.end(), [&](const std::string& skipped) {
+      return !skipped.empty() && skipped[position] == '0';
+    });
+  };
+  std::vector<bool> called(units_.size());
+  size_t position = 0;
+  for (const auto& visit : order) {
+    if (visit.enter && is_made(position++)) called[static_cast<size_t>(visit.unit)] = true;
+  }
+  Order result;
+  std::vector<int32_t> moved;
+  std::vector<bool> kept;  // of the visits that are open
+  int32_t next = 0;
+  for (const auto& visit : order) {
+    if (visit.enter) {
+      kept.push_back(is_made(moved.size()) || !called[static_cast<size_t>(visit.unit)]);
+      moved.push_back(kept.back() ? next++ : kNone);
+    }
+    if (kept.back()) result.push_back(visit);
+    if (!visit.enter) kept.pop_back();
+  }
+  return {std::move(result), std::move(moved)};
 }
 
 void Runtime::deviate() {
@@ -213,15 +273,21 @@ void Runtime::deviate() {
   for (const auto& visit : trace_) entered_ += visit.enter ? 1 : 0;
 }
 
-int32_t Runtime::region_number() {
-  const void* region = recorded_region();
+/// The number of the recompute that this thread is in: the program's, where it expects one here
+/// that has not been seen yet.
+int32_t Runtime::region_number(int32_t expected) {
+  auto region = recorded_region();
   if (!region) return kNone;
-  const auto found = std::find(regions_.begin(), regions_.end(), region);
-  if (found == regions_.end()) {
-    regions_.push_back(region);
-    return static_cast<int32_t>(regions_.size()) - 1;
+  bool taken = false;
+  for (const auto& [known, number] : regions_) {
+    if (known == region) return number;
+    taken = taken || number == expected;
   }
-  return static_cast<int32_t>(found - regions_.begin());
+  constexpr int32_t kNew = 1 << 24;  // beyond all positions; whole_regions() numbers them anew
+  const bool as_expected = expected != kNone && !taken;
+  const auto number = as_expected ? expected : kNew + static_cast<int32_t>(regions_.size());
+  regions_.emplace_back(std::move(region), number);
+  return number;
 }
 
 /// A unit that the program does not expect here is gathered on the spot, into memory of its own:
@@ -236,20 +302,31 @@ void Runtime::enter_unforeseen(Unit& unit) {
   lanes_->finish();
   for (const auto& group : unit.groups()) {
     if (changed_ && group->refreshes()) group->refresh_now();
-    if (group->gathers()) {
-      frames_.back().buffers.push_back(group->gather_now());
-      group->show(frames_.back().buffers.back().mutable_data_ptr());
-    } else {
-      group->show();
-    }
+    if (group->gathers()) frames_.back().buffers.push_back(group->gather_now());
     ++issued_;
   }
-  unit.gathered = true;
+  show(frames_.back());
 }
 
 void Runtime::leave_unforeseen(Unit& unit) {
   trace_.push_back({unit.number, false});
-  if (unit.calls == 1) unit.hide();  // not within a call of itself
+  if (unit.calls == 1) return unit.hide();
+  // Within a call of itself: the outer one goes on with what it had.
+  for (auto frame = frames_.rbegin() + 1; frame != frames_.rend(); ++frame) {
+    if (frame->unit == &unit) return show(*frame);
+  }
+}
+
+void Runtime::show(const Frame& frame) {
+  auto buffer = frame.buffers.begin();
+  for (const auto& group : frame.unit->groups()) {
+    if (frame.unforeseen && group->gathers()) {
+      group->show((buffer++)->mutable_data_ptr());
+    } else {
+      group->show();
+    }
+  }
+  frame.unit->gathered = true;
 }
 
 // ---- when something throws ----------------------------------------------------------------------
@@ -260,6 +337,7 @@ void Runtime::abandon() noexcept {
   phase_ = Phase::resting;
   frames_.clear();
   pass_.reset();
+  regions_.clear();
   kept_ = false;
   recovering_ = true;
   for (auto* unit : units_) {

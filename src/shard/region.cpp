@@ -24,11 +24,10 @@ ActiveRegion* replayed_region() {
   return nullptr;
 }
 
-const Region* recorded_region() {
+std::shared_ptr<const Region> recorded_region() {
   const auto& stack = active_regions();
-  return stack.empty() || stack.front().mode == RegionScope::Mode::replay
-             ? nullptr
-             : stack.front().region.get();
+  return stack.empty() || stack.front().mode == RegionScope::Mode::replay ? nullptr
+                                                                          : stack.front().region;
 }
 
 void record_call(const UnitCall& call) {

@@ -37,7 +37,7 @@ std::vector<ActiveRegion>& active_regions();
 /// The innermost one that is being replayed; null outside a recompute in the backward.
 ActiveRegion* replayed_region();
 /// The outermost one that is being recorded, outside any replay.
-const Region* recorded_region();
+std::shared_ptr<const Region> recorded_region();
 /// Adds a call to every region that is being recorded inside the innermost replay.
 void record_call(const UnitCall& call);
 

@@ -12,7 +12,7 @@
 namespace sherd {
 
 std::shared_ptr<Runtime> Runtime::of(Unit& unit) {
-  if (unit.runtime) return unit.runtime;
+  if (unit.runtime && unit.runtime->units_.back()) return unit.runtime;  // else its root is gone
   const auto module = module_of(unit);
   TORCH_CHECK(module, "[shard] the module of unit '", unit.name(), "' is gone");
   std::shared_ptr<Runtime> runtime(new Runtime(unit.mesh().world()));
@@ -59,8 +59,9 @@ void Runtime::find_units(Unit& root) {
   std::vector<std::shared_ptr<Unit>> old;
   for (const auto& item : module->named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
     const auto unit = find_unit(item.value().get());
-    if (!unit) continue;
-    if (unit->runtime) {
+    // A module may be registered under several names: the first is the unit's.
+    if (!unit || std::find(old.begin(), old.end(), unit) != old.end()) continue;
+    if (unit->runtime && unit->runtime->units_.back()) {
       unit->runtime->check_resting("a new root");
       TORCH_CHECK(
           unit->runtime->backwards_done() == 0, "[shard] unit '", unit->name(),
@@ -113,8 +114,9 @@ GroupLinks Runtime::links_of(const GroupTraits& traits) {
   links.gather.inner = link(mesh, axes.inner, "gather");
   links.reduce.inner = link(mesh, axes.inner, "reduce");
   if (axes.outer.empty()) return links;
-  links.gather.outer = link(mesh, axes.outer, "gather");
-  links.reduce.outer = link(mesh, axes.outer, "reduce");
+  // Their own: another group's inner axis may be this one, on another stream.
+  links.gather.outer = link(mesh, axes.outer, "gather.outer");
+  links.reduce.outer = link(mesh, axes.outer, "reduce.outer");
   return links;
 }
 
@@ -126,8 +128,8 @@ void Runtime::build(Order order) {
   std::vector<UnitSpec> specs;
   for (const auto* unit : units_) {
     specs.push_back(unit->spec());
-    for (const auto& module : unit->options().prefetch) {
-      const auto other = find_unit(module.get());
+    for (const auto& module : unit->prefetch()) {
+      const auto other = find_unit(module.lock().get());
       TORCH_CHECK_VALUE(
           other && other->number != kNone, "[shard] unit '", unit->name(),
           "' is to prefetch a module that is no unit of this model: shard it first");
@@ -243,6 +245,12 @@ void Runtime::check_published() {
       "after optimizer.step()");
 }
 
+void Runtime::check_whole() const {
+  for (const auto* unit : units_) {
+    TORCH_CHECK(unit, "[shard] a unit of this model was deleted: shard the model anew");
+  }
+}
+
 void Runtime::check_resting(const char* caller) const {
   if (phase_ == Phase::resting) return;
   for (const auto* unit : units_) {
@@ -314,12 +322,16 @@ void Runtime::publish() {
   lanes_->signal(published());
   published_versions_ = versions();
   changed_ = true;
+  ++weights_;
   kept_ = divided_ = false;
   done_ = passes_ = 0;
   ++step_;
 }
 
 void Runtime::note_edit() {
+  for (auto* unit : units_) unit->hide();  // what was kept gathered is old now
+  kept_ = false;
+  ++weights_;
   published_versions_ = versions();
   lanes_->signal(published());
 }

@@ -20,10 +20,19 @@
 
 namespace sherd {
 
+struct Region;
+
 /// One forward, and what its backward needs to know of it.
 struct Pass {
   std::shared_ptr<const Program> program;  ///< in whose order it ran
   bool train = true;
+  int64_t weights = 0;  ///< that it computed with
+  std::vector<int32_t>
+      moved{};  ///< where positions are that the program has elsewhere; empty: none
+
+  int32_t place(int32_t position) const {
+    return moved.empty() ? position : moved[static_cast<size_t>(position)];
+  }
 };
 
 /// The units of one model at work: the program, its arena and streams, and where in it we are.
@@ -56,6 +65,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void finish();
   /// Somebody wrote main and model weights alike.
   void note_edit();
+  /// Throws if a unit was deleted.
+  void check_whole() const;
   /// Throws, naming the unit, if something is gathered or under way.
   void check_resting(const char* caller) const;
 
@@ -96,9 +107,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::optional<size_t> find_ahead(const Unit& unit) const;
   void enter_unforeseen(Unit& unit);
   void leave_unforeseen(Unit& unit);
+  static void show(const Frame& frame);
   void deviate();
   void run_forward(size_t until);
-  int32_t region_number();
+  int32_t region_number(int32_t expected);
+  std::pair<Order, std::vector<int32_t>> without_skipped(const Order& order);
   UnitCall replay(Unit& unit);
   void begin_backward(const std::shared_ptr<Pass>& pass, bool idle);
   void run_backward(int32_t until);
@@ -133,6 +146,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t step_ = 0;
   int64_t passes_ = 0;      // of the step, that communicate
   bool changed_ = false;    // weights, since the last pass
+  int64_t weights_ = 0;     // how often they were changed
   bool kept_ = false;       // units that stay gathered are so
   bool divided_ = false;    // by the tokens
   bool confirmed_ = false;  // the order was seen, by all ranks alike
@@ -151,9 +165,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Frame> frames_;
   bool idle_ = false;
   bool deviated_ = false;
-  Order trace_;                       // once it has deviated
-  int32_t entered_ = 0;               // visits of the trace that enter
-  std::vector<const void*> regions_;  // recomputes seen in this pass
+  Order trace_;                   // once it has deviated
+  int32_t entered_ = 0;           // visits of the trace that enter
+  std::vector<int32_t> skipped_;  // positions that this rank did not call
+  // Recomputes seen in this pass, with their numbers.
+  std::vector<std::pair<std::shared_ptr<const Region>, int32_t>> regions_;
   int64_t backward_number_ = 0;
 };
 

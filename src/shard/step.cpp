@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/optimizer.h>
 
 #include <cmath>
@@ -22,6 +23,7 @@ std::shared_ptr<Runtime> runtime_of(const torch::nn::Module& model, const char* 
       unit, "[shard] ", caller, " is called with '", model.name(),
       "', which is not sharded: call sherd::fully_shard on the whole model, last");
   auto runtime = Runtime::of(*unit);
+  runtime->check_whole();
   TORCH_CHECK_VALUE(
       &runtime->root() == unit.get(), "[shard] ", caller, " is called with unit '", unit->name(),
       "', which is not the root: pass '", runtime->root().name(), "'");
@@ -102,9 +104,15 @@ void step(
   runtime->publish();
 }
 
-double gradient_norm(const torch::nn::Module& model) {
+double gradient_norm(const torch::nn::Module& model, const StepOptions& options) {
   const auto runtime = runtime_of(model, "gradient_norm");
   runtime->check_complete("gradient_norm");
+  const bool per_token = runtime->root().options().loss == Loss::per_token;
+  TORCH_CHECK_VALUE(
+      per_token == options.tokens.has_value(), "[shard] gradient_norm of '", runtime->root().name(),
+      "', whose loss is ",
+      per_token ? "per token: say how many this rank had with {.tokens = …}"
+                : "not per token: it takes no tokens");
   const c10::NoGradGuard no_grad;
   double squares = 0;
   for (const auto* unit : runtime->units()) {
@@ -116,16 +124,15 @@ double gradient_norm(const torch::nn::Module& model) {
         const auto norm = at::linalg_vector_norm(piece, 2, {}, false, at::kDouble);
         mine += norm.square().item<double>();
       }
-      // Only where each rank has other elements: replicas would count them twice.
-      const auto& spreads = traits.placement.spreads(Role::optimizer);
-      squares += sum_over(
-          traits.mesh,
-          {spreads.inner == Spread::shard ? traits.axes.inner : "",
-           spreads.outer == Spread::shard ? traits.axes.outer : ""},
-          mine);
+      squares += sum_over(traits.mesh, traits.norm_axes(), mine);
     }
   }
-  return std::sqrt(squares);
+  const double norm = std::sqrt(squares);
+  if (!per_token) return norm;
+  const auto& root = runtime->root();
+  return norm / sum_over(
+                    root.mesh(), {root.axes().inner, root.axes().outer},
+                    static_cast<double>(*options.tokens));
 }
 
 const Program& program(const torch::nn::Module& model) {
@@ -193,6 +200,8 @@ void edit_parameters(torch::nn::Module& module, const std::function<void()>& edi
 std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {
   const auto owner = find_owner(parameter);
   if (!owner.unit || !owner.unit->collecting) return std::nullopt;
+  // A hook on the parameter has to see its gradient.
+  if (!torch::autograd::impl::hooks(parameter).empty()) return std::nullopt;
   const auto target = owner.unit->groups()[owner.group]->take_target(owner.member);
   return GradientTarget{target.buffer, target.overwrite};
 }

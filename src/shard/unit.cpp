@@ -15,11 +15,18 @@
 namespace sherd {
 namespace {
 
-/// What ties a unit's life to its parameters. Gradients never accumulate in them, so it is never
-/// called.
+/// What ties a unit's life to its parameters. Gradients accumulate only in those that were frozen
+/// when they were sharded, and then it is called.
 struct KeepUnit final : torch::autograd::PostAccumulateGradHook {
   explicit KeepUnit(std::shared_ptr<Unit> kept) : unit(std::move(kept)) {}
-  void operator()(const torch::autograd::Variable&) override {}
+  void operator()(const torch::autograd::Variable& parameter) override {
+    const auto owner = find_owner(parameter);
+    TORCH_CHECK(
+        false, "[shard] parameter '", unit->groups()[owner.group]->name(owner.member),
+        "' of unit '", unit->name(),
+        "' was frozen when it was sharded and is trained now: set requires_grad before "
+        "fully_shard");
+  }
   std::shared_ptr<Unit> unit;
 };
 
@@ -92,10 +99,12 @@ GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, c
 Unit::Unit(std::string name, ShardOptions options, std::shared_ptr<const Mesh> mesh)
     : name_(std::move(name)),
       options_(std::move(options)),
+      prefetch_(options_.prefetch.begin(), options_.prefetch.end()),
       mesh_(std::move(mesh)),
       axes_(options_.axes.value_or(default_axes(*mesh_))) {
   static std::atomic<int64_t> units{0};
   sequence = units++;
+  options_.prefetch.clear();
 }
 
 Unit::~Unit() {

@@ -39,6 +39,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::string& name() const { return name_; }
   void set_name(std::string name);
   const ShardOptions& options() const { return options_; }
+  /// The modules of options().prefetch: units hold no module.
+  const std::vector<std::weak_ptr<torch::nn::Module>>& prefetch() const { return prefetch_; }
   const Mesh& mesh() const { return *mesh_; }
   const DataAxes& axes() const { return axes_; }
   const std::vector<std::unique_ptr<Group>>& groups() const { return groups_; }
@@ -75,6 +77,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::string name_;
   ShardOptions options_;
+  std::vector<std::weak_ptr<torch::nn::Module>> prefetch_;
   std::shared_ptr<const Mesh> mesh_;
   DataAxes axes_;
   std::vector<std::unique_ptr<Group>> groups_;

@@ -10,6 +10,13 @@ class BehaviourTest : public ::testing::TestWithParam<Way> {
   ShardOptions options() const { return options_for(GetParam()); }
 };
 
+/// Of one training pass that changes nothing.
+StepTraffic step_traffic(const Chain& model) {
+  auto sum = traffic_of(program(model).forward({}));
+  sum += traffic_of(program(model).backward({}));
+  return sum;
+}
+
 TEST_P(BehaviourTest, AForwardOnlyValidationPassBetweenTwoTrainingStepsChangesNothing) {
   Twin twin(options());
   twin.expect_same([](Chain& model, int64_t rank, int64_t step) {
@@ -168,7 +175,9 @@ TEST_P(BehaviourTest, UnitsMayRunInAnotherOrderThanTheyWereSharded) {
     for (const size_t i : {2u, 0u, 3u, 1u}) fully_shard(model->links[i], given);
     fully_shard(model, given);
   });
+  const auto foreseen = step_traffic(twin.model);
   twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); }, 4);
+  EXPECT_EQ(step_traffic(twin.model), foreseen) << "a gather is left where nobody calls any more";
 }
 
 TEST_P(BehaviourTest, TheOrderMayChangeLater) {
@@ -179,6 +188,74 @@ TEST_P(BehaviourTest, TheOrderMayChangeLater) {
           auto y = x;
           for (size_t i = 0; i < 4; ++i) y = chain.links[step < 2 ? i : 3 - i](y);
           return y;
+        };
+        train_once(model, rank, step);
+      },
+      4);
+  EXPECT_EQ(step_traffic(twin.model), step_traffic(Twin(options()).model));
+}
+
+TEST_P(BehaviourTest, AUnitMayCallItselfWithoutWarning) {
+  Twin twin(options());
+  twin.set_route([](ChainImpl& chain, const at::Tensor& x) {
+    auto& link = chain.links[1];
+    link->inside = [&link](const at::Tensor& y) {
+      const auto outer = std::exchange(link->inside, nullptr);
+      return link(y);
+    };
+    return chain.links[3](link(chain.links[0](x)));
+  });
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+}
+
+TEST_P(BehaviourTest, AModuleRegisteredUnderTwoNamesIsOneUnit) {
+  const auto register_again = [](Chain& model) {
+    model->register_module("again", model->links[1].ptr());
+  };
+  Twin twin(options(), 4, Twin::shard_in_order, register_again);
+  EXPECT_EQ(program(twin.model).units().size(), 5u);
+  EXPECT_EQ(parameters(twin.model).size(), 4u * 5 + 3);
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+}
+
+TEST_P(BehaviourTest, AHookOnAParameterSeesItsGradient) {
+  Twin twin(options(), 4, Twin::shard_in_order, [](Chain& model) {
+    for (auto& link : model->links) {
+      link->first->weight.register_hook([](const at::Tensor& gradient) { return gradient * 3; });
+    }
+  });
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+}
+
+TEST_P(BehaviourTest, RecomputeAndUnitsThatOnlySomeRanksCallGoTogether) {
+  Twin twin(options());
+  twin.expect_same(
+      [](Chain& model, int64_t rank, int64_t step) {
+        model->route = [=](ChainImpl& chain, const at::Tensor& x) {
+          auto y = x;
+          for (size_t i = 0; i < chain.links.size(); ++i) {
+            if (step > 0 && static_cast<int64_t>(i) == rank % 4) continue;
+            y = recompute([&chain, i](const at::Tensor& z) { return chain.links[i](z); }, y);
+          }
+          return y;
+        };
+        train_once(model, rank, step);
+      },
+      4);
+}
+
+TEST_P(BehaviourTest, AUnitSkippedWithinARecomputeOfTheFirstPass) {
+  Twin twin(options());
+  twin.expect_same(
+      [](Chain& model, int64_t rank, int64_t step) {
+        model->route = [=](ChainImpl& chain, const at::Tensor& x) {
+          return recompute(
+              [&chain, step](const at::Tensor& z) {
+                auto y = chain.links[0](z);
+                if (step == 2) y = chain.links[1](y);
+                return chain.links[3](chain.links[2](y));
+              },
+              x);
         };
         train_once(model, rank, step);
       },

@@ -119,6 +119,64 @@ TEST(ErrorsTest, MainWeightsUpdatedButModelWeightsNotRefreshedIsAnErrorAtTheNext
   }
 }
 
+TEST(ErrorsTest, ABackwardOfAForwardBeforeTheUpdateIsRefused) {
+  for (const auto& way : all_ways()) {
+    SCOPED_TRACE(way.name);
+    Rig rig({.way = way});
+    rig.train();
+    auto early = rig.forward();
+    rig.pass(0);
+    rig.update();
+    expect_error({"[shard]", "a backward of 'Moody'", "before the weights changed"}, [&] {
+      early.backward();
+    });
+    early.reset();
+    rig.train();
+  }
+}
+
+TEST(ErrorsTest, AnEditReachesUnitsThatStayGathered) {
+  Rig rig;
+  ShardOptions options{.mesh = mesh_for({}), .keep_gathered = true};
+  torch::manual_seed(5);
+  Moody model;
+  to_device(*model);
+  for (auto& block : model->blocks) fully_shard(block, options);
+  fully_shard(model, options);
+  const auto before = rig.forward(model).item<float>();  // no backward: the units stay gathered
+  edit_parameters(model->blocks[0], [&] {
+    for (auto& parameter : model->blocks[0]->parameters()) parameter.zero_();
+  });
+  EXPECT_NE(rig.forward(model).item<float>(), before);
+}
+
+TEST(ErrorsTest, AFrozenParameterThatIsTrainedLaterIsNamed) {
+  Rig rig;
+  Moody model;
+  to_device(*model);
+  for (auto& parameter : model->in->parameters()) parameter.set_requires_grad(false);
+  fully_shard(model, {.mesh = mesh_for({})});
+  for (auto& parameter : model->in->parameters()) parameter.set_requires_grad(true);
+  expect_error(
+      {"[shard] parameter 'in.", "unit 'Moody' was frozen when it was sharded",
+       "before fully_shard"},
+      [&] { rig.forward(model).backward(); });
+}
+
+TEST(ErrorsTest, ABlockThatOutlivesItsModelIsARootOfItsOwn) {
+  Rig rig;
+  Moody model;
+  to_device(*model);
+  for (auto& block : model->blocks) fully_shard(block, {.mesh = mesh_for({})});
+  fully_shard(model, {.mesh = mesh_for({})});
+  auto block = model->blocks[0];
+  const auto x = torch::ones({2, 10}).to(test_world().device());
+  rig.forward(model).backward();
+  model = nullptr;
+  block(x).sum().backward();
+  EXPECT_EQ(program(block).units().size(), 1u);
+}
+
 TEST(ErrorsTest, ALossPerTokenNeedsTheTokens) {
   Rig rig({.loss = Loss::per_token});
   rig.train();
@@ -133,6 +191,8 @@ TEST(ErrorsTest, ALossPerTokenNeedsTheTokens) {
   rig.expect_alike();
   rig.train();
   rig.pass(0);
+  expect_error({"gradient_norm of 'Moody'", ".tokens"}, [&] { gradient_norm(rig.model); });
+  EXPECT_GT(gradient_norm(rig.model, {.tokens = 4}), 0);
   rig.optimizer->step();  // finds no gradients, as they are not divided yet
   expect_error({"[shard]", "'Moody'", "per token", ".tokens"}, [&] { publish(rig.model); });
   rig.update();

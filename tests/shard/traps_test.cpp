@@ -46,6 +46,19 @@ TEST(TrapsTest, AFrozenUnitOutsideTheGraphIsGatheredAndReleasedAndChangesNothing
   }
 }
 
+/// Replicated over one axis and sharded over the other, beside groups that do it the other way
+/// round: each has its own order of collectives.
+TEST(TrapsTest, TheOuterAxisOfOneGroupMayBeTheInnerOneOfAnother) {
+  const int64_t ranks = test_world().size();
+  const int64_t outer = ranks % 2 == 0 ? 2 : 1;
+  ShardOptions options{.mesh = shared_mesh({{"dp_outer", outer}, {"dp", ranks / outer}})};
+  using enum Strategy;
+  options.placement = Placement(optim_grads_params, no_shard);
+  options.rules = {{.match = "second.*", .axes = DataAxes{.inner = "dp_outer", .outer = "dp"}}};
+  Twin twin(options);
+  train_alike(twin);
+}
+
 /// Half of the ranks have one expert, half another; each is trained by its own ranks' data alone,
 /// and the loss is the mean over all ranks.
 TEST(TrapsTest, ExpertGradientsAreNotTooLargeByTheSizeOfTheirAxis) {
@@ -73,6 +86,7 @@ TEST(TrapsTest, ExpertGradientsAreNotTooLargeByTheSizeOfTheirAxis) {
     fully_shard(model, options);
     auto optimizer = make_optimizer(Optimizer::sgd, parameters(model));
     model(chain_input(rank, 0)).backward();
+    const double norm = gradient_norm(model);
     step(model, *optimizer);
 
     auto reference = make(expert_of(rank));
@@ -88,6 +102,25 @@ TEST(TrapsTest, ExpertGradientsAreNotTooLargeByTheSizeOfTheirAxis) {
         if (mine.defined()) gradient += mine;
       }
     }
+    double squares = 0;
+    for (int64_t expert = 0; expert < 2; ++expert) {
+      auto part = make(expert);
+      for (int64_t other = 0; other < ranks; ++other) {
+        auto theirs = make(expert_of(other));
+        (theirs(chain_input(other, 0)) / ranks).backward();
+        for (const auto& item : theirs->named_parameters()) {
+          const bool is_expert = item.key().starts_with("link1.");
+          if (is_expert ? expert_of(other) != expert : expert == 1) continue;
+          auto& gradient = part->named_parameters()[item.key()].mutable_grad();
+          if (!gradient.defined()) gradient = torch::zeros_like(item.value());
+          if (item.value().grad().defined()) gradient += item.value().grad();
+        }
+      }
+      for (const auto& weight : part->parameters()) {
+        if (weight.grad().defined()) squares += weight.grad().square().sum().item<double>();
+      }
+    }
+    EXPECT_NEAR(norm, std::sqrt(squares), 1e-6 * norm);
     make_optimizer(Optimizer::sgd, reference->parameters())->step();
     expect_weights(full_parameters(model), *reference, 1e-6);
   }

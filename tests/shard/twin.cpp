@@ -10,7 +10,9 @@ LinkImpl::LinkImpl(int64_t dim) {
 }
 
 at::Tensor LinkImpl::forward(const at::Tensor& x) {
-  return x + second(torch::tanh(first(x)));
+  auto hidden = torch::tanh(first(x));
+  const auto before = inside ? inside(x) : x;
+  return before + second(hidden);
 }
 
 ChainImpl::ChainImpl(int64_t count) {
@@ -34,8 +36,10 @@ at::Tensor ChainImpl::forward(const at::Tensor& x) {
 namespace {
 
 std::vector<at::Tensor> trainable(const torch::nn::Module& module) {
-  auto result = module.parameters();
-  std::erase_if(result, [](const at::Tensor& parameter) { return !parameter.requires_grad(); });
+  std::vector<at::Tensor> result;
+  for (const auto& [name, parameter] : parameters_without_copies(module)) {
+    if (parameter.requires_grad()) result.push_back(parameter);
+  }
   return result;
 }
 

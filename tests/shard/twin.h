@@ -14,6 +14,7 @@ namespace sherd::testing {
 struct LinkImpl : torch::nn::Module {
   explicit LinkImpl(int64_t dim = 6);
   at::Tensor forward(const at::Tensor& x);
+  std::function<at::Tensor(const at::Tensor&)> inside;  ///< what happens between the two
   torch::nn::Linear first{nullptr};
   torch::nn::Linear second{nullptr};
   at::Tensor spare;  // never used

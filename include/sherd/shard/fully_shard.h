@@ -69,14 +69,16 @@ SHERD_API void step(
     torch::optim::Optimizer& optimizer,
     const StepOptions& options = {});
 
-/// The norm of the step's gradient over all parameters and ranks, each element counted once.
-/// Collective; blocks.
-SHERD_API double gradient_norm(const torch::nn::Module& model);
+/// The norm of the step's gradient over all parameters and ranks, each element counted once: those
+/// of replicas once, those of a mesh with an axis `ep` (experts) on each of its ranks. Tokens as
+/// for step(). Collective; blocks.
+SHERD_API double gradient_norm(const torch::nn::Module& model, const StepOptions& options = {});
 
 // ---- looking inside
 // ------------------------------------------------------------------------------
 
-/// The step as data: print it, count it, compare it. Builds it if no pass has.
+/// The step as data: print it, count it, compare it. Builds it if no pass has. Lives until a
+/// program takes its place: when another order or number of micro-batches is found.
 SHERD_API const Program& program(const torch::nn::Module& model);
 /// Bytes of everything that Sherd holds for the model on this rank.
 SHERD_API int64_t allocated_bytes(const torch::nn::Module& model);
@@ -107,7 +109,6 @@ SHERD_FOR_HOLDERS(finish, void)
 SHERD_FOR_HOLDERS(parameters, auto)
 SHERD_FOR_HOLDERS(named_parameters, auto)
 SHERD_FOR_HOLDERS(publish, void)
-SHERD_FOR_HOLDERS(gradient_norm, double)
 SHERD_FOR_HOLDERS(program, const Program&)
 SHERD_FOR_HOLDERS(allocated_bytes, int64_t)
 SHERD_FOR_HOLDERS(full_parameters, auto)
@@ -118,6 +119,11 @@ void step(
     torch::optim::Optimizer& optimizer,
     const StepOptions& options = {}) {
   step(static_cast<const torch::nn::Module&>(*model), optimizer, options);
+}
+template <class Contained>
+double gradient_norm(
+    const torch::nn::ModuleHolder<Contained>& model, const StepOptions& options = {}) {
+  return gradient_norm(static_cast<const torch::nn::Module&>(*model), options);
 }
 template <class Contained>
 void edit_parameters(torch::nn::ModuleHolder<Contained> unit, const std::function<void()>& edit) {

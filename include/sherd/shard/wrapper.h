@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "sherd/shard/fully_shard.h"
@@ -28,7 +29,8 @@ class FullyShardedDataParallel {
       Holder model, UnitTypes<Holders...> types, const ShardOptions& options = {})
       : model_(std::move(model)) {
     // The order in which modules were registered, turned round only where one contains another.
-    shard_inside(*model_, types, options);
+    std::set<const torch::nn::Module*> seen;
+    shard_inside(*model_, types, options, seen);
     fully_shard(std::shared_ptr<torch::nn::Module>(model_.ptr()), options);
   }
 
@@ -43,9 +45,13 @@ class FullyShardedDataParallel {
  private:
   template <class Types>
   static void shard_inside(
-      const torch::nn::Module& module, const Types& types, const ShardOptions& options) {
+      const torch::nn::Module& module,
+      const Types& types,
+      const ShardOptions& options,
+      std::set<const torch::nn::Module*>& seen) {
     for (const auto& child : module.children()) {
-      shard_inside(*child, types, options);
+      if (!seen.insert(child.get()).second) continue;  // registered under another name too
+      shard_inside(*child, types, options, seen);
       if (Types::contain(*child)) fully_shard(child, options);
     }
   }
