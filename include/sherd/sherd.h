@@ -7,6 +7,7 @@
 #include "sherd/comm/world.h"
 #include "sherd/nn/linear.h"
 #include "sherd/nn/recompute.h"
+#include "sherd/optim/adamw.h"
 #include "sherd/plan/layout.h"
 #include "sherd/plan/network.h"
 #include "sherd/plan/placement.h"
@@ -15,4 +16,5 @@
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/shard/options.h"
+#include "sherd/shard/precision.h"
 #include "sherd/shard/wrapper.h"

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
 
+#include "kernels/adamw.h"
 #include "kernels/deposit.h"
+#include "kernels/measure.h"
 #include "kernels/occupy.h"
 #include "kernels/repeat.h"
 
@@ -21,6 +23,15 @@ void occupy_until(const at::Tensor&, double, int, c10::Stream) {
   refuse();
 }
 void deposit_on_cuda(std::span<const Deposit>, const DepositKind&, c10::Device) {
+  refuse();
+}
+void adamw_on_cuda(const AdamWPass::Batch&, const double*, c10::Device) {
+  refuse();
+}
+void advance_control_on_cuda(double*, const double*, int64_t, const ControlRules&, c10::Device) {
+  refuse();
+}
+void measure_on_cuda(const Measurement&, double*) {
   refuse();
 }
 void repeat_on_cuda(void*, const void*, int64_t, int64_t, c10::Device) {

@@ -202,6 +202,21 @@ void Group::publish() {
   deposit(deposits(targets, sources), {traits_.dtypes.model, traits_.dtypes.main, 1}, device_);
 }
 
+at::Tensor Group::model_piece(size_t member) const {
+  if (shares_weight_) return {};
+  return held_run(*layout_, model_, part(Role::optimizer), static_cast<int64_t>(member));
+}
+
+Group::Like Group::like_main(c10::ScalarType dtype) const {
+  const auto mine = part(Role::optimizer);
+  Like result{allocate(layout_->part_size(mine.count), dtype), {}};
+  for (size_t member = 0; member < names_.size(); ++member) {
+    result.pieces.push_back(
+        held_run(*layout_, {result.storage, mine}, mine, static_cast<int64_t>(member)));
+  }
+  return result;
+}
+
 void Group::divide_gradient(double divisor) const {
   const auto mine = runs(*layout_, gradient_, part(Role::optimizer));
   deposit(

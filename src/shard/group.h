@@ -128,6 +128,15 @@ class Group {
   const std::vector<at::Tensor>& gradient_pieces() const { return gradient_pieces_; }
   /// Main weight to model weight.
   void publish();
+  /// This rank's elements of a parameter in the model weight; undefined where that is the main
+  /// weight.
+  at::Tensor model_piece(size_t member) const;
+  /// Zeros for each element of this rank's main weight, laid out like it.
+  struct Like {
+    at::Tensor storage;
+    std::vector<at::Tensor> pieces;
+  };
+  Like like_main(c10::ScalarType dtype) const;
   void allocate_gradient();
   /// Divides the reduced gradient.
   void divide_gradient(double divisor) const;

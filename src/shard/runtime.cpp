@@ -20,6 +20,23 @@ std::shared_ptr<Runtime> Runtime::of(Unit& unit) {
   return runtime;
 }
 
+std::shared_ptr<Runtime> Runtime::of_model(const torch::nn::Module& model, const char* caller) {
+  const auto unit = find_unit(&model);
+  TORCH_CHECK_VALUE(
+      unit, "[shard] ", caller, " is called with '", model.name(),
+      "', which is not sharded: call sherd::fully_shard on the whole model, last");
+  auto runtime = of(*unit);
+  runtime->check_whole();
+  TORCH_CHECK_VALUE(
+      &runtime->root() == unit.get(), "[shard] ", caller, " is called with unit '", unit->name(),
+      "', which is not the root: pass '", runtime->root().name(), "'");
+  return runtime;
+}
+
+std::string Runtime::full_name(const Unit& unit, const std::string& name) const {
+  return &unit == &root() ? name : unit.name() + "." + name;
+}
+
 Runtime::~Runtime() = default;
 
 void Runtime::form(Unit& root) {
@@ -128,6 +145,11 @@ void Runtime::build(Order order) {
   std::vector<UnitSpec> specs;
   for (const auto* unit : units_) {
     specs.push_back(unit->spec());
+    const bool nests = std::find(parents_.begin(), parents_.end(), unit->number) != parents_.end();
+    TORCH_CHECK_VALUE(
+        unit->prefetch().empty() || !nests, "[shard] unit '", unit->name(),
+        "' contains other units and prefetches for none: name the units to prefetch in the options "
+        "of a unit that contains none");
     for (const auto& module : unit->prefetch()) {
       const auto other = find_unit(module.lock().get());
       TORCH_CHECK_VALUE(
@@ -300,22 +322,22 @@ void Runtime::divide_by_tokens(double tokens) {
   hang_gradients();
 }
 
-void Runtime::publish() {
+void Runtime::publish(bool by_optimizer) {
   check_resting("publish");
   TORCH_CHECK(
       done_ == 0 || done_ == micro_batches_, "[shard] publish after ", done_, " of the ",
       micro_batches_, " backwards that make a step of '", root().name(),
       "': run the rest first, or say another number with sherd::micro_batches");
   TORCH_CHECK(
-      done_ == 0 || divided_ || root().options().loss != Loss::per_token, "[shard] the loss of '",
-      root().name(),
+      done_ == 0 || divided_ || by_optimizer || root().options().loss != Loss::per_token,
+      "[shard] the loss of '", root().name(),
       "' is per token, but the gradients were not divided: update with "
       "sherd::step(model, optimizer, {.tokens = …})");
   for (auto* unit : units_) {
     if (unit->gathered) unit->hide();  // gathered ahead or kept: the values are old now
     for (const auto& group : unit->groups()) {
       if (!group->traits().trainable) continue;
-      group->publish();
+      if (!by_optimizer) group->publish();
       for (const auto& piece : group->main_pieces()) piece.mutable_grad() = at::Tensor();
     }
   }

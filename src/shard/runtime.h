@@ -44,6 +44,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// The runtime of a unit. The first call makes one, with the unit as root of all units inside
   /// its module: collective.
   static std::shared_ptr<Runtime> of(Unit& unit);
+  /// The same for a module that must be a root: the caller's mistake otherwise.
+  static std::shared_ptr<Runtime> of_model(const torch::nn::Module& model, const char* caller);
   ~Runtime();
 
   // ---- boundaries (passes.cpp, backward.cpp) -----------------------------------------------
@@ -61,7 +63,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Throws unless all backwards of the step are done.
   void check_complete(const char* caller) const;
   void divide_by_tokens(double tokens);
-  void publish();
+  /// `by_optimizer`: the model weights are written already.
+  void publish(bool by_optimizer = false);
   void finish();
   /// Somebody wrote main and model weights alike.
   void note_edit();
@@ -74,6 +77,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Unit& root() const { return *units_.back(); }
   const Program& program() const { return *program_; }
   const World& world() const { return world_; }
+  int64_t steps() const { return step_; }  ///< that were published
+  /// A parameter's, in the root's module.
+  std::string full_name(const Unit& unit, const std::string& name) const;
+  /// What every rank has to say. Collective; blocks.
+  std::vector<std::string> say(const std::string& text) const { return agreement_->exchange(text); }
   /// Bytes of all that is allocated for this model.
   int64_t allocated() const;
   void drop(Unit& unit) noexcept;

@@ -17,23 +17,6 @@
 namespace sherd {
 namespace {
 
-std::shared_ptr<Runtime> runtime_of(const torch::nn::Module& model, const char* caller) {
-  const auto unit = find_unit(&model);
-  TORCH_CHECK_VALUE(
-      unit, "[shard] ", caller, " is called with '", model.name(),
-      "', which is not sharded: call sherd::fully_shard on the whole model, last");
-  auto runtime = Runtime::of(*unit);
-  runtime->check_whole();
-  TORCH_CHECK_VALUE(
-      &runtime->root() == unit.get(), "[shard] ", caller, " is called with unit '", unit->name(),
-      "', which is not the root: pass '", runtime->root().name(), "'");
-  return runtime;
-}
-
-std::string full_name(const Unit& unit, const Runtime& runtime, const std::string& name) {
-  return &unit == &runtime.root() ? name : unit.name() + "." + name;
-}
-
 /// Sums a number over the data-parallel ranks of the root's mesh.
 double sum_over(const Mesh& mesh, const std::vector<std::string>& axes, double value) {
   auto sum = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(mesh.world().device()));
@@ -48,26 +31,26 @@ double sum_over(const Mesh& mesh, const std::vector<std::string>& axes, double v
 }  // namespace
 
 void micro_batches(const torch::nn::Module& model, int64_t count) {
-  runtime_of(model, "micro_batches")->set_micro_batches(count);
+  Runtime::of_model(model, "micro_batches")->set_micro_batches(count);
 }
 
 void idle_pass(const torch::nn::Module& model) {
-  runtime_of(model, "idle_pass")->idle_pass();
+  Runtime::of_model(model, "idle_pass")->idle_pass();
 }
 
 void finish(const torch::nn::Module& model) {
-  runtime_of(model, "finish")->finish();
+  Runtime::of_model(model, "finish")->finish();
 }
 
 std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& model) {
-  const auto runtime = runtime_of(model, "parameters");
+  const auto runtime = Runtime::of_model(model, "parameters");
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (const auto* unit : runtime->units()) {
     for (const auto& group : unit->groups()) {
       if (!group->traits().trainable) continue;
       for (size_t member = 0; member < group->size(); ++member) {
         result.emplace_back(
-            full_name(*unit, *runtime, group->name(member)), group->main_pieces()[member]);
+            runtime->full_name(*unit, group->name(member)), group->main_pieces()[member]);
       }
     }
   }
@@ -81,14 +64,14 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& model) {
 }
 
 void publish(const torch::nn::Module& model) {
-  runtime_of(model, "publish")->publish();
+  Runtime::of_model(model, "publish")->publish();
 }
 
 void step(
     const torch::nn::Module& model,
     torch::optim::Optimizer& optimizer,
     const StepOptions& options) {
-  const auto runtime = runtime_of(model, "step");
+  const auto runtime = Runtime::of_model(model, "step");
   runtime->check_complete("optimizer.step()");
   const bool per_token = runtime->root().options().loss == Loss::per_token;
   TORCH_CHECK_VALUE(
@@ -105,7 +88,7 @@ void step(
 }
 
 double gradient_norm(const torch::nn::Module& model, const StepOptions& options) {
-  const auto runtime = runtime_of(model, "gradient_norm");
+  const auto runtime = Runtime::of_model(model, "gradient_norm");
   runtime->check_complete("gradient_norm");
   const bool per_token = runtime->root().options().loss == Loss::per_token;
   TORCH_CHECK_VALUE(
@@ -136,15 +119,15 @@ double gradient_norm(const torch::nn::Module& model, const StepOptions& options)
 }
 
 const Program& program(const torch::nn::Module& model) {
-  return runtime_of(model, "program")->program();
+  return Runtime::of_model(model, "program")->program();
 }
 
 int64_t allocated_bytes(const torch::nn::Module& model) {
-  return runtime_of(model, "allocated_bytes")->allocated();
+  return Runtime::of_model(model, "allocated_bytes")->allocated();
 }
 
 std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model) {
-  const auto runtime = runtime_of(model, "full_parameters");
+  const auto runtime = Runtime::of_model(model, "full_parameters");
   runtime->check_resting("full_parameters");
   runtime->finish();
   const c10::NoGradGuard no_grad;
@@ -154,7 +137,7 @@ std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn:
       const auto full = group->full_main();
       for (size_t member = 0; member < group->size(); ++member) {
         result.emplace_back(
-            full_name(*unit, *runtime, group->name(member)), group->view(full, member).clone());
+            runtime->full_name(*unit, group->name(member)), group->view(full, member).clone());
       }
     }
   }

@@ -8,6 +8,7 @@
 
 #include <atomic>
 
+#include "shard/match.h"
 #include "shard/parameter_node.h"
 #include "shard/registry.h"
 #include "shard/runtime.h"
@@ -29,18 +30,6 @@ struct KeepUnit final : torch::autograd::PostAccumulateGradHook {
   }
   std::shared_ptr<Unit> unit;
 };
-
-/// '*' stands for any run of characters.
-bool matches(std::string_view pattern, std::string_view name) {
-  const auto star = pattern.find('*');
-  if (star == std::string_view::npos) return pattern == name;
-  if (name.substr(0, star) != pattern.substr(0, star)) return false;
-  const auto rest = pattern.substr(star + 1);
-  for (size_t i = star; i <= name.size(); ++i) {
-    if (matches(rest, name.substr(i))) return true;
-  }
-  return false;
-}
 
 DataAxes default_axes(const Mesh& mesh) {
   return {"dp", mesh.has("dp_outer") ? "dp_outer" : ""};

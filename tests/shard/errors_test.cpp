@@ -188,6 +188,15 @@ TEST(ErrorsTest, ABudgetThatTheOrderOfTheFirstPassExceedsIsRefusedWithBothNumber
       {std::to_string(after), std::to_string(before), "budget"}, [&] { loss(tight).backward(); });
 }
 
+TEST(ErrorsTest, PrefetchingForAUnitThatContainsOthersIsRefused) {
+  Moody model;
+  to_device(*model);
+  const ShardOptions options{.mesh = mesh_for({})};
+  for (auto& block : model->blocks) fully_shard(block, options);
+  fully_shard(model, {.mesh = mesh_for({}), .prefetch = {model->blocks[0].ptr()}});
+  expect_error({"[shard]", "'Moody' contains other units", "prefetch"}, [&] { program(model); });
+}
+
 TEST(ErrorsTest, PrefetchingAModuleThatIsNoUnitNamesWhoWantsIt) {
   auto model = small_model();
   ShardOptions options{.mesh = flat_mesh()};

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/measure.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include "kernels/deposit_types.h"
+
+namespace sherd {
+namespace {
+
+/// Eight sums side by side: the compiler keeps them in one register.
+template <class T>
+double sum_of_squares(const T* values, int64_t count) {
+  constexpr int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const auto value = static_cast<double>(values[i + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  for (; i < count; ++i)
+    lanes[0] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
+
+Measurement::Measurement(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
+  std::vector<int64_t> counts;
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK_VALUE(
+        can_deposit(tensor.scalar_type()) && tensor.is_contiguous(), "[kernels] a tensor of dtype ",
+        tensor.scalar_type(), " can't be measured: use flat floating point of 16 bits or more");
+    device_ = tensor.device();
+    counts.push_back(tensor.numel());
+    runs_.push_back(
+        {tensor.numel() > 0 ? tensor.const_data_ptr() : nullptr, tensor.numel(),
+         static_cast<int32_t>(tensor.scalar_type())});
+  }
+  if (!device_.is_cuda()) return;
+  const auto chunks = chunks_of(counts);
+  for (const auto& chunk : chunks) ++runs_[static_cast<size_t>(chunk.run)].chunks;
+  int32_t first = 0;
+  for (auto& run : runs_) {
+    run.first_chunk = first;
+    first += run.chunks;
+  }
+  chunk_count_ = std::ssize(chunks);
+  device_runs_ = on_device(runs_, device_);
+  device_chunks_ = on_device(chunks, device_);
+  partial_ = at::empty({chunk_count_}, at::TensorOptions().dtype(at::kDouble).device(device_));
+}
+
+void Measurement::run(const at::Tensor& sums) const {
+  TORCH_INTERNAL_ASSERT(sums.numel() == std::ssize(runs_) && sums.scalar_type() == at::kDouble);
+  auto* into = sums.mutable_data_ptr<double>();
+  if (device_.is_cuda()) return measure_on_cuda(*this, into);
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    with_deposit_type(tensors_[i].scalar_type(), [&](auto type) {
+      into[i] = sum_of_squares(static_cast<const decltype(type)*>(runs_[i].values), runs_[i].count);
+    });
+  }
+}
+
+}  // namespace sherd

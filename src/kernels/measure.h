@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "kernels/runs_table.h"
+
+namespace sherd {
+
+/// The sum of squares of each of some tensors, in fp64, always in the same order of addition. A NaN
+/// or an infinity shows in the sum; finite values can't overflow it.
+///
+/// Prepared once for tensors that stay where they are (flat, floating point, on one device), so
+/// that a step only launches it.
+class Measurement {
+ public:
+  Measurement() = default;
+  explicit Measurement(const std::vector<at::Tensor>& tensors);
+
+  /// One sum per tensor into `sums` (fp64, on the tensors' device), on the current stream.
+  void run(const at::Tensor& sums) const;
+
+ private:
+  friend void measure_on_cuda(const Measurement& measurement, double* sums);
+  struct Run {
+    const void* values = nullptr;
+    int64_t count = 0;
+    int32_t dtype = 0;
+    int32_t first_chunk = 0;
+    int32_t chunks = 0;
+  };
+
+  std::vector<at::Tensor> tensors_;
+  std::vector<Run> runs_;
+  c10::Device device_{c10::kCPU};
+  // CUDA
+  int64_t chunk_count_ = 0;
+  at::Tensor device_runs_;
+  at::Tensor device_chunks_;
+  at::Tensor partial_;  // a sum per chunk
+};
+
+/// As run(), in CUDA memory.
+void measure_on_cuda(const Measurement& measurement, double* sums);
+
+}  // namespace sherd

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// AdamW on sharded models.
+#include "sherd/optim/adamw.h"
+
+#include <torch/nn/utils/clip_grad.h>
+
+#include "shard/rig.h"
+#include "shard/twin.h"
+
+namespace sherd::testing {
+namespace {
+
+/// Parameters of all sizes, some smaller than the number of ranks. The gradient of each is what the
+/// forward is given, whatever its value.
+struct FlatUnitImpl : torch::nn::Module {
+  FlatUnitImpl() {
+    int64_t number = 0;
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{17, 5}, {1}, {3}, {2, 2}, {40}}) {
+      weights.push_back(
+          register_parameter("weight" + std::to_string(number++), torch::randn(shape)));
+    }
+  }
+  at::Tensor forward(int64_t seed) {
+    auto sum = torch::zeros({}, weights[0].options());
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const auto gradient = random_input(seed, static_cast<int64_t>(i), 0, weights[i].sizes());
+      sum = sum + (weights[i] * gradient.to(weights[i].device())).sum();
+    }
+    return sum;
+  }
+  std::vector<at::Tensor> weights;
+};
+SHERD_MODULE(FlatUnit);
+
+struct FlatModelImpl : torch::nn::Module {
+  FlatModelImpl() {
+    for (int i = 0; i < 3; ++i) {
+      units.push_back(register_module("unit" + std::to_string(i), FlatUnit()));
+    }
+    scale = register_parameter("scale", torch::tensor(1.0f));
+  }
+  at::Tensor forward(int64_t seed) {
+    auto sum = scale * 0.25;
+    for (size_t i = 0; i < units.size(); ++i) {
+      sum = sum + units[i](seed * 10 + static_cast<int64_t>(i));
+    }
+    return sum;
+  }
+  std::vector<FlatUnit> units;
+  at::Tensor scale;
+};
+SHERD_MODULE(FlatModel);
+
+FlatModel make_model(uint64_t seed = 4) {
+  torch::manual_seed(seed);
+  FlatModel model;
+  to_device(*model);
+  return model;
+}
+
+FlatModel make_sharded(const ShardOptions& options) {
+  auto model = make_model();
+  for (auto& unit : model->units) fully_shard(unit, options);
+  fully_shard(model, options);
+  return model;
+}
+
+class AdamWRanks : public ::testing::TestWithParam<Way> {
+ protected:
+  ShardOptions options() const { return options_for(GetParam()); }
+};
+
+TEST_P(AdamWRanks, EqualsTorchsOverAHundredStepsOfTheSameGradients) {
+  auto model = make_sharded(options());
+  auto reference = make_model();
+  AdamW optimizer(model, {.rate = 2e-3, .decay = 0.1});
+  torch::optim::AdamW torchs(
+      reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
+  for (int64_t step = 0; step < 100; ++step) {
+    model(step).backward();
+    optimizer.step();
+    reference->zero_grad();
+    reference->forward(step).backward();
+    torchs.step();
+  }
+  expect_weights(full_parameters(model), *reference, 1e-6);
+  EXPECT_EQ(optimizer.updates(), 100);
+}
+
+TEST_P(AdamWRanks, ClipsByTheNormOfTheUnshardedModel) {
+  auto model = make_sharded(options());
+  auto reference = make_model();
+  AdamW optimizer(model, {.rate = 2e-3, .max_norm = 3});
+  torch::optim::AdamW torchs(
+      reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.01));
+  for (int64_t step = 0; step < 10; ++step) {
+    model(step).backward();
+    optimizer.step();
+    reference->zero_grad();
+    reference->forward(step).backward();
+    const double norm = torch::nn::utils::clip_grad_norm_(reference->parameters(), 3);
+    EXPECT_NEAR(optimizer.gradient_norm(), norm, 1e-6 * norm);
+    torchs.step();
+  }
+  expect_weights(full_parameters(model), *reference, 1e-5);
+}
+
+TEST_P(AdamWRanks, EmptyLocalShardsDoNotCorruptTheirNeighbours) {
+  auto model = make_sharded(options());
+  AdamW optimizer(model, {.rate = 0, .decay = 0});
+  const auto before = full_parameters(model);
+  int64_t empty = 0;
+  for (const auto& piece : parameters(model)) empty += piece.numel() == 0;
+  const bool sharded = GetParam().placement.spreads(Role::optimizer).inner == Spread::shard;
+  if (sharded && test_world().size() >= 3) {
+    EXPECT_GT(empty, 0);
+  }
+  model(1).backward();
+  optimizer.step();  // a rate of 0 changes nothing, wherever a shard begins and ends
+  const auto after = full_parameters(model);
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(torch::equal(before[i].second, after[i].second)) << before[i].first;
+  }
+  for (const auto& [name, first, second] : optimizer.moments()) {
+    EXPECT_TRUE((second >= 0).all().item<bool>()) << name;
+    EXPECT_EQ((first != 0).sum().item<int64_t>(), first.numel()) << name;
+  }
+}
+
+TEST_P(AdamWRanks, ConstructingItChangesNothing) {
+  auto model = make_sharded(options());
+  const auto before = full_parameters(model);
+  const auto bytes = allocated_bytes(model);
+  const AdamW optimizer(model);
+  const auto after = full_parameters(model);
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(torch::equal(before[i].second, after[i].second)) << before[i].first;
+  }
+  EXPECT_EQ(allocated_bytes(model), bytes);
+}
+
+TEST_P(AdamWRanks, RulesByNameReachTheirParametersAlone) {
+  auto model = make_sharded(options());
+  auto reference = make_model();
+  AdamW optimizer(
+      model, {.rate = 1e-2,
+              .decay = 0.1,
+              .rules = {
+                  {.match = "*.weight1", .rate_factor = 0.5, .decay = 0},
+                  {.match = "unit2.*", .beta1 = 0.5, .beta2 = 0.9, .epsilon = 1e-4},
+                  {.match = "scale", .rate_factor = 0}}});
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const auto& item : reference->named_parameters()) {
+    const bool second = item.key().ends_with(".weight1"), last = item.key().starts_with("unit2.");
+    auto settings = std::make_unique<torch::optim::AdamWOptions>(
+        item.key() == "scale" ? 0
+        : second              ? 5e-3
+                              : 1e-2);
+    settings->weight_decay(second ? 0 : 0.1);
+    if (last) settings->betas({0.5, 0.9}).eps(1e-4);
+    groups.emplace_back(std::vector<at::Tensor>{item.value()}, std::move(settings));
+  }
+  torch::optim::AdamW torchs(groups, torch::optim::AdamWOptions(1e-2));
+  for (int64_t step = 0; step < 10; ++step) {
+    model(step).backward();
+    optimizer.step();
+    reference->zero_grad();
+    reference->forward(step).backward();
+    torchs.step();
+  }
+  expect_weights(full_parameters(model), *reference, 1e-6);
+}
+
+TEST_P(AdamWRanks, TheRateMayChangeBetweenSteps) {
+  auto model = make_sharded(options());
+  auto reference = make_model();
+  AdamW optimizer(model, {.rate = 0.5});
+  torch::optim::AdamW torchs(reference->parameters(), torch::optim::AdamWOptions(0.5));
+  for (int64_t step = 0; step < 10; ++step) {
+    const double rate = 1e-3 * static_cast<double>(step + 1);
+    optimizer.set_rate(rate);
+    torchs.param_groups()[0].options().set_lr(rate);
+    model(step).backward();
+    optimizer.step();
+    reference->zero_grad();
+    reference->forward(step).backward();
+    torchs.step();
+  }
+  EXPECT_DOUBLE_EQ(optimizer.rate(), 1e-2);
+  expect_weights(full_parameters(model), *reference, 1e-6);
+}
+
+TEST_P(AdamWRanks, ALossPerTokenIsDividedByAllTokens) {
+  auto given = options();
+  given.loss = Loss::per_token;
+  auto model = make_sharded(given);
+  auto reference = make_model();
+  AdamW optimizer(model, {.rate = 1e-2, .max_norm = 1});
+  torch::optim::AdamW torchs(
+      reference->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.01));
+  const int64_t ranks = test_world().size(), rank = test_world().rank();
+  for (int64_t step = 0; step < 5; ++step) {
+    model(step).backward();
+    expect_error({"[optim]", "per token", ".tokens"}, [&] { optimizer.step(); });
+    optimizer.step({.tokens = 3 + rank});
+    int64_t tokens = 0;
+    for (int64_t other = 0; other < ranks; ++other) tokens += 3 + other;
+    reference->zero_grad();
+    (reference->forward(step) * ranks / tokens).backward();
+    torch::nn::utils::clip_grad_norm_(reference->parameters(), 1);
+    torchs.step();
+  }
+  expect_weights(full_parameters(model), *reference, 1e-5);
+}
+
+TEST_P(AdamWRanks, AGradientThatIsNotFiniteIsNamedAndChangesNothing) {
+  auto model = make_sharded(options());
+  AdamW optimizer(model);
+  model(0).backward();
+  optimizer.step();
+  const auto before = full_parameters(model);
+  const bool last = test_world().rank() == test_world().size() - 1;
+  const auto bad = std::numeric_limits<float>::quiet_NaN();
+  auto loss = model(1);
+  (last ? loss * bad : loss).backward();  // one rank's loss is broken
+  if (test_world().device().is_cuda()) return optimizer.step();
+  expect_error(
+      {"[optim] the gradient of parameter '", "is NaN in step 2 of 'FlatModel'",
+       "no weight was changed"},
+      [&] { optimizer.step(); });
+  const auto after = full_parameters(model);
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(torch::equal(before[i].second, after[i].second)) << before[i].first;
+  }
+  model(2).backward();
+  optimizer.step();
+  EXPECT_EQ(optimizer.updates(), 2);
+}
+
+TEST_P(AdamWRanks, AScaledLossGivesTheSameUpdatesAndSkipsWhatOverflows) {
+  auto model = make_sharded(options());
+  auto reference = make_model();
+  AdamW optimizer(model, {.rate = 1e-2, .scaling = LossScaling{.initial = 1024, .interval = 3}});
+  torch::optim::AdamW torchs(
+      reference->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.01));
+  for (int64_t step = 0; step < 7; ++step) {
+    auto loss = optimizer.scale(model(step));
+    (step == 4 ? loss * std::numeric_limits<float>::infinity() : loss).backward();
+    optimizer.step();
+    if (step == 4) continue;
+    reference->zero_grad();
+    reference->forward(step).backward();
+    torchs.step();
+  }
+  EXPECT_EQ(optimizer.updates(), 6);
+  EXPECT_EQ(optimizer.loss_scale(), 1024) << "doubled after three, halved by the fifth";
+  expect_weights(full_parameters(model), *reference, 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, AdamWRanks, ::testing::ValuesIn(all_ways()), [](const auto& way) {
+  return way.param.name;
+});
+
+TEST(AdamWErrors, OptionsOutOfRangeNameTheKeyAndTheValue) {
+  auto model = make_sharded({.mesh = mesh_for({})});
+  program(model);  // from now on its units are its own
+  expect_error({"[optim] AdamW: rate is -1"}, [&] { AdamW(model, {.rate = -1}); });
+  expect_error({"beta1 is 1;"}, [&] { AdamW(model, {.beta1 = 1}); });
+  expect_error({"beta2 is -0.5;"}, [&] { AdamW(model, {.beta2 = -0.5}); });
+  expect_error({"max_norm is -2;"}, [&] { AdamW(model, {.max_norm = -2}); });
+  expect_error({"states is Half"}, [&] { AdamW(model, {.states = c10::kHalf}); });
+  expect_error(
+      {"scaling.backoff is 2;"}, [&] { AdamW(model, {.scaling = LossScaling{.backoff = 2}}); });
+  expect_error({"AdamW is called with", "not sharded"}, [&] { AdamW{make_model()}; });
+  expect_error({"AdamW is called with unit", "not the root"}, [&] { AdamW{model->units[0]}; });
+}
+
+TEST(AdamWErrors, AStepBeforeTheLastBackwardNamesBothNumbers) {
+  auto model = make_sharded({.mesh = mesh_for({})});
+  AdamW optimizer(model);
+  micro_batches(model, 2);
+  model(0).backward();
+  expect_error({"optimizer.step() after 1 of the 2 backwards"}, [&] { optimizer.step(); });
+  model(1).backward();
+  optimizer.step();
+}
+
+TEST(AdamWErrors, AnOptimizerWhoseModelIsGoneSaysSo) {
+  auto model = make_sharded({.mesh = mesh_for({})});
+  AdamW optimizer(model);
+  model = nullptr;
+  expect_error({"[optim] the model of this optimizer is gone"}, [&] { optimizer.step(); });
+}
+
+}  // namespace
+}  // namespace sherd::testing
