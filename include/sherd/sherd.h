@@ -14,6 +14,7 @@
 #include "sherd/plan/program.h"
 #include "sherd/shard/boundary.h"
 #include "sherd/shard/fully_shard.h"
+#include "sherd/shard/initialise.h"
 #include "sherd/shard/module.h"
 #include "sherd/shard/options.h"
 #include "sherd/shard/precision.h"

@@ -3,6 +3,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/deposit.h"
+#include "kernels/keyed_fill.h"
 #include "kernels/measure.h"
 #include "kernels/occupy.h"
 #include "kernels/repeat.h"
@@ -29,6 +30,10 @@ void adamw_on_cuda(const AdamWPass::Batch&, const double*, c10::Device) {
   refuse();
 }
 void advance_control_on_cuda(double*, const double*, int64_t, const ControlRules&, c10::Device) {
+  refuse();
+}
+void fill_keyed_on_cuda(
+    void*, c10::ScalarType, int64_t, int64_t, uint64_t, const KeyedValues&, c10::Device) {
   refuse();
 }
 void measure_on_cuda(const Measurement&, double*) {

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "nn/random_state.h"
+#include "shard/random_state.h"
 #include "shard/autocast_state.h"
 #include "shard/region.h"
 

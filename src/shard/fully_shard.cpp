@@ -127,9 +127,6 @@ class Claim {
 void check(const Candidate& candidate) {
   const auto& parameter = candidate.parameter;
   TORCH_CHECK_VALUE(
-      !parameter.is_meta(), "[shard] parameter '", candidate.name,
-      "' is on the meta device and has no values: give it some before it is sharded");
-  TORCH_CHECK_VALUE(
       parameter.layout() == c10::kStrided, "[shard] parameter '", candidate.name, "' is ",
       parameter.layout(), ": only dense parameters can be sharded");
   TORCH_CHECK_VALUE(

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "kernels/keyed_fill.h"
 #include "plan/group_shape.h"
 
 namespace sherd {
@@ -90,13 +91,8 @@ Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate
     const auto& name = candidates[member].name;
     const auto& parameter = candidates[member].parameter;
     names_.push_back(name);
-    const auto values = parameter.detach().reshape({-1});
-    for (const auto* held : {&model_, shares_weight_ ? nullptr : &main_}) {
-      if (!held) continue;
-      const auto piece = layout_->held_by(held->part, static_cast<int64_t>(member));
-      held->storage.narrow(0, piece.offset, piece.length)
-          .copy_(values.narrow(0, piece.begin, piece.length));
-    }
+    unset_.push_back(parameter.is_meta());
+    if (!unset_.back()) take_member(member, values_of_first_rank(parameter));
     // Own version counters: what the optimizer writes can be told from what Sherd writes.
     main_pieces_.push_back(
         held_run(*layout_, main_, part(Role::optimizer), static_cast<int64_t>(member))
@@ -113,10 +109,54 @@ Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate
     }
     full.set_(flat_.storage(), layout_->offset(static_cast<int64_t>(member)), sizes, strides);
     parameter.mutable_grad() = at::Tensor();
-    parameter.set_data(full);
+    views_.push_back(full);
+    point(parameter, full);
   }
   flat_.poison();
   written_.assign(names_.size(), false);
+}
+
+/// Ranks may have been built with other values: those of the first rank of each axis are
+/// everybody's.
+at::Tensor Group::values_of_first_rank(const at::Tensor& parameter) const {
+  const auto values = parameter.detach().reshape({-1}).to(device_);
+  for (const auto& axis : {traits_.axes.inner, traits_.axes.outer}) {
+    if (axis.empty() || values.numel() == 0) continue;
+    traits_.mesh.communicator(axis).broadcast(values, 0).synchronize();
+  }
+  return values;
+}
+
+void Group::take_member(size_t member, const at::Tensor& values) {
+  for (const auto* held : {&model_, shares_weight_ ? nullptr : &main_}) {
+    if (!held) continue;
+    const auto piece = layout_->held_by(held->part, static_cast<int64_t>(member));
+    held->storage.narrow(0, piece.offset, piece.length)
+        .copy_(values.narrow(0, piece.begin, piece.length));
+  }
+  unset_[member] = false;
+}
+
+void Group::fill_member(size_t member, uint64_t key, const KeyedValues& values) {
+  for (const auto* held : {&model_, shares_weight_ ? nullptr : &main_}) {
+    if (!held) continue;
+    const auto piece = layout_->held_by(held->part, static_cast<int64_t>(member));
+    auto* data = static_cast<char*>(held->storage.mutable_data_ptr()) +
+                 piece.offset * held->storage.element_size();
+    fill_keyed(data, held->storage.scalar_type(), piece.begin, piece.length, key, values, device_);
+  }
+  unset_[member] = false;
+}
+
+std::optional<std::string> Group::unset() const {
+  const auto found = std::find(unset_.begin(), unset_.end(), true);
+  if (found == unset_.end()) return std::nullopt;
+  return names_[static_cast<size_t>(found - unset_.begin())];
+}
+
+void Group::point(const at::Tensor& parameter, const at::Tensor& data) {
+  // set_data refuses to leave the meta device; what it checks beyond that does not apply here.
+  parameter.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
 }
 
 Part Group::part(Role role) const {
@@ -255,6 +295,7 @@ void Group::take_main(const at::Tensor& full) {
     const auto to = runs(*layout_, *held, held->part);
     for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
   }
+  std::fill(unset_.begin(), unset_.end(), false);
 }
 
 }  // namespace sherd

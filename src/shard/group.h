@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,8 @@
 #include "sherd/shard/precision.h"
 
 namespace sherd {
+
+struct KeyedValues;
 
 /// A parameter on its way into a group.
 struct Candidate {
@@ -146,11 +149,26 @@ class Group {
   at::Tensor view(const at::Tensor& full, size_t member) const;
   /// This rank's part of such a buffer becomes the main weight, and the model weight with it.
   void take_main(const at::Tensor& full);
+
+  // ---- initial values ----------------------------------------------------------------------
+
+  /// Whether a parameter came without values and has got none since; the first such one's name.
+  bool is_unset(size_t member) const { return unset_[member]; }
+  std::optional<std::string> unset() const;
+  /// All elements of a parameter, flat; this rank's are kept.
+  void take_member(size_t member, const at::Tensor& values);
+  void fill_member(size_t member, uint64_t key, const KeyedValues& values);
+  /// What a parameter of the module is while it is sharded: a view of the flat storage.
+  const at::Tensor& flat_view(size_t member) const { return views_[member]; }
+  /// The parameter, whoever holds it, has that data from now on.
+  static void point(const at::Tensor& parameter, const at::Tensor& data);
+
   /// Bytes of all it has allocated.
   int64_t allocated() const;
 
  private:
   Part part(Role role) const;
+  at::Tensor values_of_first_rank(const at::Tensor& parameter) const;
   at::Tensor allocate(int64_t elements, c10::ScalarType dtype) const;
   at::Tensor in_arena(const GroupPlace& place, int64_t offset, Part part, c10::ScalarType) const;
   void bind_parameters(const GroupPlace& place);
@@ -172,6 +190,8 @@ class Group {
   HeldPart gradient_;
   bool shares_weight_ = true;
   FlatStorage flat_;
+  std::vector<at::Tensor> views_;  // of it, by parameter
+  std::vector<bool> unset_;
   std::vector<at::Tensor> main_pieces_;
   std::vector<at::Tensor> gradient_pieces_;
 

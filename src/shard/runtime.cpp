@@ -273,6 +273,17 @@ void Runtime::check_whole() const {
   }
 }
 
+void Runtime::check_set() const {
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      const auto name = group->unset();
+      TORCH_CHECK(
+          !name, "[shard] parameter '", full_name(*unit, *name),
+          "' was built on the meta device and has no values: call sherd::initialise(model)");
+    }
+  }
+}
+
 void Runtime::check_resting(const char* caller) const {
   if (phase_ == Phase::resting) return;
   for (const auto* unit : units_) {

@@ -70,6 +70,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void note_edit();
   /// Throws if a unit was deleted.
   void check_whole() const;
+  /// Throws, naming it, if a parameter has no values.
+  void check_set() const;
   /// Throws, naming the unit, if something is gathered or under way.
   void check_resting(const char* caller) const;
 

@@ -129,6 +129,7 @@ int64_t allocated_bytes(const torch::nn::Module& model) {
 std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "full_parameters");
   runtime->check_resting("full_parameters");
+  runtime->check_set();
   runtime->finish();
   const c10::NoGradGuard no_grad;
   std::vector<std::pair<std::string, at::Tensor>> result;
@@ -156,6 +157,12 @@ void edit_parameters(torch::nn::Module& module, const std::function<void()>& edi
     unit->runtime->finish();
   }
   const c10::NoGradGuard no_grad;
+  for (const auto& group : unit->groups()) {
+    const auto name = group->unset();
+    TORCH_CHECK(
+        !name, "[shard] edit_parameters of unit '", unit->name(), "': parameter '", *name,
+        "' has no values: call sherd::initialise(model) first");
+  }
   std::vector<at::Tensor> main, before, full;
   for (const auto& group : unit->groups()) {
     main.push_back(group->full_main());

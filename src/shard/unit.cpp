@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shard/unit.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -153,9 +154,14 @@ std::vector<Candidate> Unit::give_back() {
     auto candidate = rules_of_members_[i];
     candidate.parameter = parameter;
     registry().remove(parameter);
-    at::Tensor(parameter).set_data(groups_[member.group]
-                                       ->view(full[member.group], member.index)
-                                       .clone());  // in the main dtype: nothing is rounded
+    const auto& group = *groups_[member.group];
+    Group::point(
+        parameter,
+        group.is_unset(member.index)
+            ? at::empty(
+                  parameter.sizes(), at::TensorOptions().dtype(candidate.dtype).device(c10::kMeta))
+            : group.view(full[member.group], member.index)
+                  .clone());  // in the main dtype: nothing is rounded
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
     if (parameter.requires_grad()) torch::autograd::impl::set_grad_accumulator(parameter, {});
     result.push_back(std::move(candidate));
@@ -175,6 +181,16 @@ void Unit::set_name(std::string name) {
         "' are released: call the module through its holder (SHERD_MODULE) or sherd::call, and let "
         "values leave the unit as outputs; to read them, use sherd::full_parameters"));
   }
+}
+
+std::vector<UnitParameter> Unit::parameters() const {
+  std::vector<UnitParameter> result;
+  for (const auto& member : members_) {
+    auto impl = member.parameter.lock();
+    if (!impl.defined()) continue;
+    result.push_back({at::Tensor(std::move(impl)), member.group, member.index});
+  }
+  return result;
 }
 
 UnitSpec Unit::spec() const {

@@ -20,6 +20,13 @@ namespace sherd {
 
 class Runtime;
 
+/// A parameter of the module, and its place in the unit.
+struct UnitParameter {
+  at::Tensor parameter;
+  size_t group = 0;
+  size_t index = 0;
+};
+
 /// A module whose parameters are gathered and released together. It lives as long as one of its
 /// parameters, which hold it; the module itself knows nothing of it.
 class Unit : public std::enable_shared_from_this<Unit> {
@@ -45,6 +52,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const DataAxes& axes() const { return axes_; }
   const std::vector<std::unique_ptr<Group>>& groups() const { return groups_; }
   UnitSpec spec() const;
+  std::vector<UnitParameter> parameters() const;
 
   /// Gradients of the parameters arrive at nodes of ours, made for the stream that is current.
   void prepare_nodes();

@@ -121,30 +121,6 @@ TEST(ErrorsTest, ARuleWithAMeshThatLacksTheAxisNamesItAndLeavesTheModuleAsItWas)
   expect_trains(model);
 }
 
-struct MetaImpl : torch::nn::Module {
-  MetaImpl() { weight = register_parameter("weight", torch::empty({7}, torch::kMeta)); }
-  at::Tensor forward(const at::Tensor& x) { return (x * weight).square().sum(); }
-  void give_values() {
-    weight = torch::ones({7}, test_world().device()).set_requires_grad(true);
-    parameters_["weight"] = weight;
-  }
-  at::Tensor weight;
-};
-SHERD_MODULE(Meta);
-
-TEST(ErrorsTest, AParameterOnTheMetaDeviceIsNamed) {
-  Meta model;
-  expect_error({"[shard]", "'weight'", "meta device", "before it is sharded"}, [&] {
-    fully_shard(model, {.mesh = flat_mesh()});
-  });
-  model->give_values();
-  fully_shard(model, {.mesh = flat_mesh()});
-  auto loss = model(torch::ones({7}, test_world().device()));
-  EXPECT_EQ(loss.item<float>(), 7);
-  loss.backward();
-  EXPECT_EQ(gradient_norm(model), std::sqrt(7 * 4.0));
-}
-
 TEST(ErrorsTest, ABudgetBelowThePeakIsRefusedWithBothNumbers) {
   auto roomy = small_model();
   shard_all(roomy, {.mesh = flat_mesh()});

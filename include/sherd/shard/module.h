@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "sherd/shard/boundary.h"
+#include "sherd/shard/initialise.h"
 
 namespace sherd {
 
@@ -211,7 +212,7 @@ concept IsSherdModule = requires(const M* module) {
     using Impl = ImplType;                                           \
   };                                                                 \
   [[maybe_unused]] inline void sherd_module_mark(const ImplType*) {} \
-  static_assert(true)
+  [[maybe_unused]] static const bool sherd_##Name##_is_known = sherd::register_reset<ImplType>()
 #define SHERD_MODULE(Name) SHERD_MODULE_IMPL(Name, Name##Impl)
 
 namespace torch::nn {

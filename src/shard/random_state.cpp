@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nn/random_state.h"
+#include "shard/random_state.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>

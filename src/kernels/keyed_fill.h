@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+namespace sherd {
+
+/// Values that depend on nothing but a key and an element's number: whoever makes an element makes
+/// the same one.
+struct KeyedValues {
+  enum class Kind : uint8_t { constant, uniform, normal };
+  Kind kind = Kind::constant;
+  double a = 0;  ///< the constant, the lower end, or the mean
+  double b = 0;  ///< the upper end, or the standard deviation
+};
+
+/// Fills `count` elements with those numbered `begin` and on. On CUDA on the current stream.
+void fill_keyed(
+    void* data,
+    c10::ScalarType dtype,
+    int64_t begin,
+    int64_t count,
+    uint64_t key,
+    const KeyedValues& values,
+    c10::Device device);
+
+/// As above, in CUDA memory.
+void fill_keyed_on_cuda(
+    void* data,
+    c10::ScalarType dtype,
+    int64_t begin,
+    int64_t count,
+    uint64_t key,
+    const KeyedValues& values,
+    c10::Device device);
+
+}  // namespace sherd
