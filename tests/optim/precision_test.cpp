@@ -180,14 +180,15 @@ double distance(const NamedTensors& one, const NamedTensors& other) {
 class PrecisionTest : public ::testing::TestWithParam<Recipe> {};
 
 /// How far a sharded run may be from the unsharded one. Gradients of 16 bits that are added in fp32
-/// lose nothing, so only the order of fp32 additions differs. Where sums are rounded to 16 bits,
+/// lose nothing, so only the order of fp32 additions differs, by which a model weight of 16 bits is
+/// now and then rounded the other way. Where sums are rounded to 16 bits,
 /// strategies round at other points: before or after micro-batches or ranks are added. A rounded
 /// main weight is off by its last digit.
 double bound_of(const Recipe& recipe) {
   const auto dtypes = resolve(recipe.precision, torch::kFloat, true);
   if (dtypes.main != torch::kFloat) return 0x1p-7;
   if (dtypes.gradient != torch::kFloat || dtypes.reduce != torch::kFloat) return 1e-3;
-  return 1e-6;
+  return dtypes.model == torch::kFloat ? 1e-6 : 1e-5;
 }
 
 TEST_P(PrecisionTest, TrainsLikeTheSameRecipeUnsharded) {
