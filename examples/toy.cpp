@@ -3,7 +3,6 @@
 // On four local ranks: .venv/bin/mpirun -n 4 --oversubscribe build/release/bin/toy
 #include <sherd/sherd.h>
 #include <torch/nn.h>
-#include <torch/optim/adamw.h>
 
 #include <iostream>
 
@@ -37,11 +36,11 @@ SHERD_MODULE(Toy);
 int main() {
   auto world = sherd::World::from_environment();  // mpirun, torchrun, srun, or alone
   sherd::Mesh mesh(world, {{"dp", world.size()}});
-  torch::manual_seed(1);  // the same weights on every rank
+  torch::manual_seed(1);
   Toy model;
   for (auto& block : model->blocks) sherd::fully_shard(block, {.mesh = mesh});
   sherd::fully_shard(model, {.mesh = mesh});  // the root, last
-  torch::optim::AdamW optimizer(sherd::parameters(model), torch::optim::AdamWOptions(3e-3));
+  sherd::AdamW optimizer(model, {.rate = 3e-3, .max_norm = 1});
   if (world.rank() == 0) {
     const auto bytes = sherd::program(model).bytes();  // known before the first step
     std::cout << world.size() << " ranks, at rest " << bytes.rest() << " bytes, at peak "
@@ -52,7 +51,7 @@ int main() {
     auto x = torch::randn({64, 32}, world.device());
     auto loss = model(x, x.sin().sum(1, /*keepdim=*/true));
     loss.backward();
-    sherd::step(model, optimizer);  // optimizer.step(), and the model computes with the new weights
+    optimizer.step();  // clips, updates, and the model computes with the new weights
     if (world.rank() == 0 && step % 10 == 0) {
       std::cout << "step " << step << ", loss " << loss.item<double>() << '\n';
     }
