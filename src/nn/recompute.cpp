@@ -7,8 +7,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "shard/random_state.h"
 #include "shard/autocast_state.h"
+#include "shard/random_state.h"
 #include "shard/region.h"
 
 namespace sherd {

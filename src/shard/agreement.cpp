@@ -48,7 +48,54 @@ std::string line(const std::string& text, size_t number) {
   return result;
 }
 
+at::Tensor gather(Communicator& communicator, c10::Device device, const at::Tensor& mine) {
+  const auto input = mine.to(device);
+  auto all = at::empty({input.numel() * communicator.size()}, input.options());
+  communicator.all_gather(all, input).synchronize();
+  return all.cpu();
+}
+
 }  // namespace
+
+std::vector<std::string> exchange(
+    Communicator& communicator, c10::Device device, const std::string& text) {
+  const int64_t ranks = communicator.size();
+  auto length = at::empty({1}, at::kLong);
+  *length.mutable_data_ptr<int64_t>() = std::ssize(text);
+  const auto lengths = gather(communicator, device, length);
+  const auto* sizes = lengths.const_data_ptr<int64_t>();
+  const int64_t most = std::max<int64_t>(1, *std::max_element(sizes, sizes + ranks));
+  auto padded = at::zeros({most}, at::kByte);
+  std::memcpy(padded.mutable_data_ptr(), text.data(), text.size());
+  const auto all = gather(communicator, device, padded);
+  std::vector<std::string> result;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const auto* begin = static_cast<const char*>(all.const_data_ptr()) + rank * most;
+    result.emplace_back(begin, static_cast<size_t>(sizes[rank]));
+  }
+  return result;
+}
+
+void require_same(
+    Communicator& communicator, c10::Device device, const char* what, const std::string& text) {
+  auto hash = at::empty({1}, at::kLong);
+  *hash.mutable_data_ptr<int64_t>() = static_cast<int64_t>(std::hash<std::string>()(text));
+  const auto hashes = gather(communicator, device, hash);
+  const auto* values = hashes.const_data_ptr<int64_t>();
+  if (std::all_of(values, values + communicator.size(), [&](int64_t value) {
+        return value == values[0];
+      })) {
+    return;
+  }
+  const auto said = exchange(communicator, device, text);
+  for (size_t other = 1; other < said.size(); ++other) {
+    TORCH_CHECK(
+        said[other] == said.front(), "[shard.agree] rank 0 and rank ", other, " of '",
+        communicator.name(), "' do not ", what, " the same. Rank 0: ", said.front(), ". Rank ",
+        other, ": ", said[other],
+        ". All ranks must shard the same units in the same order, with the same options");
+  }
+}
 
 Agreement::Agreement(const World& world)
     : world_(world), communicator_(world.communicator("control")) {
@@ -121,28 +168,8 @@ void Agreement::check(bool block, std::optional<std::chrono::milliseconds> limit
   }
 }
 
-at::Tensor Agreement::gather(const at::Tensor& mine) {
-  auto input = mine.to(world_.device());
-  auto all = at::empty({input.numel() * world_.size()}, input.options());
-  communicator_.all_gather(all, input).synchronize();
-  return all.cpu();
-}
-
 std::vector<std::string> Agreement::exchange(const std::string& text) {
-  auto length = at::empty({1}, at::kLong);
-  *length.mutable_data_ptr<int64_t>() = std::ssize(text);
-  const auto lengths = gather(length);
-  const auto* sizes = lengths.const_data_ptr<int64_t>();
-  const int64_t most = std::max<int64_t>(1, *std::max_element(sizes, sizes + world_.size()));
-  auto padded = at::zeros({most}, at::kByte);
-  std::memcpy(padded.mutable_data_ptr(), text.data(), text.size());
-  const auto all = gather(padded);
-  std::vector<std::string> result;
-  for (int64_t rank = 0; rank < world_.size(); ++rank) {
-    const auto* begin = static_cast<const char*>(all.const_data_ptr()) + rank * most;
-    result.emplace_back(begin, static_cast<size_t>(sizes[rank]));
-  }
-  return result;
+  return sherd::exchange(communicator_, world_.device(), text);
 }
 
 void Agreement::refuse(const std::vector<Record>& all) {

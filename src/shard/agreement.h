@@ -14,6 +14,13 @@
 
 namespace sherd {
 
+/// What every rank of a communicator says. Blocks.
+std::vector<std::string> exchange(
+    Communicator& communicator, c10::Device device, const std::string& text);
+/// Throws on all ranks, naming two sides, unless all say the same of what they do. Blocks.
+void require_same(
+    Communicator& communicator, c10::Device device, const char* what, const std::string& text);
+
 /// What ranks tell each other on the side, on a communicator of their own: a small record at the
 /// start of each pass that communicates, and whenever something unforeseen happens. Ranks whose
 /// records differ learn it all at once, exchange what they know in words, and throw an error that
@@ -51,7 +58,6 @@ class Agreement {
   void wait(std::optional<std::chrono::milliseconds> limit);
   std::vector<Record> records() const;
   [[noreturn]] void refuse(const std::vector<Record>& all);
-  at::Tensor gather(const at::Tensor& mine);
 
   World world_;
   Communicator& communicator_;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "shard/agreement.h"
 #include "shard/registry.h"
 #include "shard/runtime.h"
 
@@ -157,7 +158,19 @@ void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOp
       "', which the mesh does not have: name its data-parallel axes in options.axes");
   Claim claim(*module);
   auto candidates = claim.candidates();
-  for (const auto& candidate : candidates) check(candidate);
+  std::string facts = "'" + name + "' with";
+  for (const auto& candidate : candidates) {
+    check(candidate);
+    const auto& parameter = candidate.parameter;
+    facts += c10::str(
+        " ", candidate.name, " [", c10::Join(" ", parameter.sizes()), "] ", candidate.dtype,
+        parameter.is_meta() ? " without values" : "");
+  }
+  // Before anything is sent whose size it would be about.
+  for (const auto& axis : {axes.inner, axes.outer}) {
+    if (axis.empty()) continue;
+    require_same(mesh.communicator(axis), mesh.world().device(), "shard", facts);
+  }
   unit->take(candidates);
   register_unit(module, unit);
 }
