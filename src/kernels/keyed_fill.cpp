@@ -6,19 +6,12 @@
 
 namespace sherd {
 
-void fill_keyed(
-    void* data,
-    c10::ScalarType dtype,
-    int64_t begin,
-    int64_t count,
-    uint64_t key,
-    const KeyedValues& values,
-    c10::Device device) {
-  if (device.is_cuda()) return fill_keyed_on_cuda(data, dtype, begin, count, key, values, device);
-  with_deposit_type(dtype, [&](auto type) {
-    auto* target = static_cast<decltype(type)*>(data);
-    for (int64_t i = 0; i < count; ++i) {
-      target[i] = deposit_cast<decltype(type)>(keyed_value(key, begin + i, values));
+void fill_keyed(const KeyedRun& run, c10::Device device) {
+  if (device.is_cuda()) return fill_keyed_on_cuda(run, device);
+  with_deposit_type(run.dtype, [&](auto type) {
+    auto* target = static_cast<decltype(type)*>(run.data);
+    for (int64_t i = 0; i < run.count; ++i) {
+      target[i] = deposit_cast<decltype(type)>(keyed_value(run.key, run.begin + i, run.values));
     }
   });
 }

@@ -14,33 +14,25 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T>
-__global__ void fill_kernel(
-    T* target, int64_t begin, int64_t count, uint64_t key, const KeyedValues values) {
+__global__ void fill_kernel(const KeyedRun run) {
+  auto* target = static_cast<T*>(run.data);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < run.count;
        i += stride) {
-    target[i] = deposit_cast<T>(keyed_value(key, begin + i, values));
+    target[i] = deposit_cast<T>(keyed_value(run.key, run.begin + i, run.values));
   }
 }
 
 }  // namespace
 
-void fill_keyed_on_cuda(
-    void* data,
-    c10::ScalarType dtype,
-    int64_t begin,
-    int64_t count,
-    uint64_t key,
-    const KeyedValues& values,
-    c10::Device device) {
-  if (count == 0) return;
+void fill_keyed_on_cuda(const KeyedRun& run, c10::Device device) {
+  if (run.count == 0) return;
   constexpr int64_t kMostBlocks = 4096;
   const c10::cuda::CUDAGuard guard(device);
   const auto blocks =
-      static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks));
-  with_deposit_type(dtype, [&](auto type) {
-    fill_kernel<<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
-        static_cast<decltype(type)*>(data), begin, count, key, values);
+      static_cast<unsigned>(std::min((run.count + kThreads - 1) / kThreads, kMostBlocks));
+  with_deposit_type(run.dtype, [&](auto type) {
+    fill_kernel<decltype(type)><<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(run);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }

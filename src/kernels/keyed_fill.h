@@ -17,24 +17,20 @@ struct KeyedValues {
   double b = 0;  ///< the upper end, or the standard deviation
 };
 
-/// Fills `count` elements with those numbered `begin` and on. On CUDA on the current stream.
-void fill_keyed(
-    void* data,
-    c10::ScalarType dtype,
-    int64_t begin,
-    int64_t count,
-    uint64_t key,
-    const KeyedValues& values,
-    c10::Device device);
+/// Elements to fill: those numbered `begin` and on.
+struct KeyedRun {
+  void* data = nullptr;
+  c10::ScalarType dtype{};
+  int64_t begin = 0;
+  int64_t count = 0;
+  uint64_t key = 0;
+  KeyedValues values;
+};
+
+/// On CUDA on the current stream.
+void fill_keyed(const KeyedRun& run, c10::Device device);
 
 /// As above, in CUDA memory.
-void fill_keyed_on_cuda(
-    void* data,
-    c10::ScalarType dtype,
-    int64_t begin,
-    int64_t count,
-    uint64_t key,
-    const KeyedValues& values,
-    c10::Device device);
+void fill_keyed_on_cuda(const KeyedRun& run, c10::Device device);
 
 }  // namespace sherd

@@ -32,8 +32,7 @@ void adamw_on_cuda(const AdamWPass::Batch&, const double*, c10::Device) {
 void advance_control_on_cuda(double*, const double*, int64_t, const ControlRules&, c10::Device) {
   refuse();
 }
-void fill_keyed_on_cuda(
-    void*, c10::ScalarType, int64_t, int64_t, uint64_t, const KeyedValues&, c10::Device) {
+void fill_keyed_on_cuda(const KeyedRun&, c10::Device) {
   refuse();
 }
 void measure_on_cuda(const Measurement&, double*) {

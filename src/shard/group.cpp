@@ -143,7 +143,8 @@ void Group::fill_member(size_t member, uint64_t key, const KeyedValues& values) 
     const auto piece = layout_->held_by(held->part, static_cast<int64_t>(member));
     auto* data = static_cast<char*>(held->storage.mutable_data_ptr()) +
                  piece.offset * held->storage.element_size();
-    fill_keyed(data, held->storage.scalar_type(), piece.begin, piece.length, key, values, device_);
+    fill_keyed(
+        {data, held->storage.scalar_type(), piece.begin, piece.length, key, values}, device_);
   }
   unset_[member] = false;
 }

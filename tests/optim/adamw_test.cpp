@@ -65,6 +65,23 @@ FlatModel make_sharded(const ShardOptions& options) {
   return model;
 }
 
+/// The same gradients for both.
+void train_both(
+    FlatModel& model,
+    AdamW& optimizer,
+    FlatModel& reference,
+    torch::optim::AdamW& torchs,
+    int64_t steps,
+    int64_t first = 0) {
+  for (int64_t step = first; step < first + steps; ++step) {
+    model(step).backward();
+    optimizer.step();
+    reference->zero_grad();
+    reference->forward(step).backward();
+    torchs.step();
+  }
+}
+
 class AdamWRanks : public ::testing::TestWithParam<Way> {
  protected:
   ShardOptions options() const { return options_for(GetParam()); }
@@ -76,13 +93,7 @@ TEST_P(AdamWRanks, EqualsTorchsOverAHundredStepsOfTheSameGradients) {
   AdamW optimizer(model, {.rate = 2e-3, .decay = 0.1});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
-  for (int64_t step = 0; step < 100; ++step) {
-    model(step).backward();
-    optimizer.step();
-    reference->zero_grad();
-    reference->forward(step).backward();
-    torchs.step();
-  }
+  train_both(model, optimizer, reference, torchs, 100);
   expect_weights(full_parameters(model), *reference, 1e-6);
   EXPECT_EQ(optimizer.updates(), 100);
 }
@@ -161,13 +172,7 @@ TEST_P(AdamWRanks, RulesByNameReachTheirParametersAlone) {
     groups.emplace_back(std::vector<at::Tensor>{item.value()}, std::move(settings));
   }
   torch::optim::AdamW torchs(groups, torch::optim::AdamWOptions(1e-2));
-  for (int64_t step = 0; step < 10; ++step) {
-    model(step).backward();
-    optimizer.step();
-    reference->zero_grad();
-    reference->forward(step).backward();
-    torchs.step();
-  }
+  train_both(model, optimizer, reference, torchs, 10);
   expect_weights(full_parameters(model), *reference, 1e-6);
 }
 
@@ -180,11 +185,7 @@ TEST_P(AdamWRanks, TheRateMayChangeBetweenSteps) {
     const double rate = 1e-3 * static_cast<double>(step + 1);
     optimizer.set_rate(rate);
     torchs.param_groups()[0].options().set_lr(rate);
-    model(step).backward();
-    optimizer.step();
-    reference->zero_grad();
-    reference->forward(step).backward();
-    torchs.step();
+    train_both(model, optimizer, reference, torchs, 1, step);
   }
   EXPECT_DOUBLE_EQ(optimizer.rate(), 1e-2);
   expect_weights(full_parameters(model), *reference, 1e-6);

@@ -310,7 +310,7 @@ TEST(UnsetTest, ValuesDrawnByKeyHaveTheirMoments) {
        {KeyedValues{KeyedValues::Kind::normal, 1.5, 0.5},
         KeyedValues{KeyedValues::Kind::uniform, -1, 3}}) {
     auto drawn = torch::empty({count}, torch::kDouble);
-    fill_keyed(drawn.mutable_data_ptr(), torch::kDouble, 0, count, 99, values, c10::kCPU);
+    fill_keyed({drawn.mutable_data_ptr(), torch::kDouble, 0, count, 99, values}, c10::kCPU);
     const bool normal = values.kind == KeyedValues::Kind::normal;
     const double mean = normal ? 1.5 : 1, deviation = normal ? 0.5 : 4 / std::sqrt(12.0);
     EXPECT_NEAR(drawn.mean().item<double>(), mean, 5 * deviation / std::sqrt(count));
