@@ -261,6 +261,8 @@ void initialise(torch::nn::Module& model, const InitialiseOptions& options) {
     if (!unit || !seen.insert(unit.get()).second) continue;
     Birth(*unit, module, &module == &model ? "" : item.key(), options).run();
   }
+  // The program may be there already: its gathers have to wait for what was written here.
+  if (root->runtime) root->runtime->note_edit();
 }
 
 }  // namespace sherd

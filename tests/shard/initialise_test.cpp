@@ -207,6 +207,20 @@ TEST_P(InitialiseTest, AModelBuiltWithoutMemoryTrainsLikeOneBuiltWithIt) {
   expect_weights(full_parameters(model), *reference, 2e-3);
 }
 
+TEST_P(InitialiseTest, TheProgramAndTheOptimizerMayBeThereBeforeTheValues) {
+  auto model = make_on_meta();
+  for (auto& block : model->blocks) fully_shard(block, options());
+  fully_shard(model, options());
+  AdamW optimizer(model, {.rate = 1e-2});
+  initialise(model, {.seed = 2});
+  auto other = make_sharded(options(), {.seed = 2});
+  AdamW others(other, {.rate = 1e-2});
+  for (auto* one : {&model, &other}) (*one)(tokens_of(test_world().rank())).backward();
+  optimizer.step();
+  others.step();
+  expect_same_bytes(full_parameters(model), full_parameters(other));
+}
+
 TEST_P(InitialiseTest, WhereRanksWereBuiltWithOtherValuesTheFirstRanksAreTaken) {
   const auto make = [](int64_t seed) {
     torch::manual_seed(static_cast<uint64_t>(seed));
