@@ -7,6 +7,19 @@
 namespace sherd::testing {
 namespace {
 
+/// With the same values: one to shard, one to compare with.
+template <class Model>
+std::pair<Model, Model> two_alike() {
+  const auto make = [] {
+    torch::manual_seed(1);
+    Model model;
+    to_device(*model);
+    return model;
+  };
+  auto model = make();
+  return {std::move(model), make()};
+}
+
 struct Pieces {
   at::Tensor first;
   std::vector<at::Tensor> rest;
@@ -76,12 +89,7 @@ at::Tensor six(int64_t rank, int64_t step) {
 }
 
 TEST(FormsTest, OutputsMayBeTuplesVectorsOptionalsAndStructs) {
-  torch::manual_seed(1);
-  FormsModel model;
-  torch::manual_seed(1);
-  FormsModel reference;
-  to_device(*model);
-  to_device(*reference);
+  auto [model, reference] = two_alike<FormsModel>();
   const ShardOptions options{.mesh = mesh_for({})};
   fully_shard(model->unit, options);
   fully_shard(model, options);
@@ -98,12 +106,7 @@ struct StackedImpl : torch::nn::Module {
 SHERD_MODULE(Stacked);
 
 TEST(FormsTest, UnitsInsideASequentialAreCalledThroughTheirBoundary) {
-  torch::manual_seed(1);
-  Stacked model;
-  torch::manual_seed(1);
-  Stacked reference;
-  to_device(*model);
-  to_device(*reference);
+  auto [model, reference] = two_alike<Stacked>();
   const ShardOptions options{.mesh = mesh_for({})};
   fully_shard(model->layers[0], options);
   fully_shard(model->layers[2], options);
@@ -153,12 +156,7 @@ SHERD_MODULE(Nested);
 class NestedTest : public ::testing::TestWithParam<Way> {};
 
 TEST_P(NestedTest, UnitsMayContainUnits) {
-  torch::manual_seed(1);
-  Nested model;
-  torch::manual_seed(1);
-  Nested reference;
-  to_device(*model);
-  to_device(*reference);
+  auto [model, reference] = two_alike<Nested>();
   const auto options = options_for(GetParam());
   for (auto* outer : {&model->first, &model->second}) {
     fully_shard((*outer)->a, options);
@@ -192,12 +190,7 @@ struct TiedImpl : torch::nn::Module {
 SHERD_MODULE(Tied);
 
 TEST(FormsTest, AParameterOfTwoUnitsBelongsToTheUnitAroundBoth) {
-  torch::manual_seed(1);
-  Tied model;
-  torch::manual_seed(1);
-  Tied reference;
-  to_device(*model);
-  to_device(*reference);
+  auto [model, reference] = two_alike<Tied>();
   model->b->weight = model->b->named_parameters()["tied"];
   const ShardOptions options{.mesh = mesh_for({})};
   for (const auto& module : {model->a.ptr(), model->b.ptr()}) {
