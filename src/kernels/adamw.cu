@@ -15,45 +15,39 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVector = 4;
 
-template <class T>
-struct alignas(sizeof(T) * kVector) Vector {
-  T values[kVector];
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Vector {
+  T values[kCount];
 };
 
 template <class T>
 __device__ bool is_aligned(const T* data) {
-  return reinterpret_cast<uintptr_t>(data) % alignof(Vector<T>) == 0;
+  return reinterpret_cast<uintptr_t>(data) % alignof(Vector<T, kVector>) == 0;
 }
 
-/// The four arrays that are read, from one element on.
-template <class W, class G, class S>
+/// What a pass reads and writes, from one element on. Without a model weight, it is null.
+template <class W, class G, class S, class M>
 struct Arrays {
   W* weight;
   const G* gradient;
   S* first;
   S* second;
+  M* model;
 
   __device__ bool are_aligned() const {
-    return is_aligned(weight) && is_aligned(gradient) && is_aligned(first) && is_aligned(second);
+    return is_aligned(weight) && is_aligned(gradient) && is_aligned(first) && is_aligned(second) &&
+           is_aligned(model);
   }
 };
 
-/// Updates the elements i, i + 1, … of a vector, or one.
+/// Updates the elements from i on: as many as a vector has, or one.
 template <int kCount, class W, class G, class S, class M>
-__device__ void update(const AdamWStep& step, const Arrays<W, G, S>& at, M* model, int64_t i) {
-  struct alignas(sizeof(W) * kCount) Weights {
-    W values[kCount];
-  };
-  struct alignas(sizeof(G) * kCount) Gradients {
-    G values[kCount];
-  };
-  struct alignas(sizeof(S) * kCount) Moments {
-    S values[kCount];
-  };
-  auto weights = *reinterpret_cast<const Weights*>(at.weight + i);
-  const auto gradients = *reinterpret_cast<const Gradients*>(at.gradient + i);
-  auto firsts = *reinterpret_cast<const Moments*>(at.first + i);
-  auto seconds = *reinterpret_cast<const Moments*>(at.second + i);
+__device__ void update(const AdamWStep& step, const Arrays<W, G, S, M>& at, int64_t i) {
+  auto weights = *reinterpret_cast<const Vector<W, kCount>*>(at.weight + i);
+  const auto gradients = *reinterpret_cast<const Vector<G, kCount>*>(at.gradient + i);
+  auto firsts = *reinterpret_cast<const Vector<S, kCount>*>(at.first + i);
+  auto seconds = *reinterpret_cast<const Vector<S, kCount>*>(at.second + i);
+  Vector<M, kCount> models;
   for (int k = 0; k < kCount; ++k) {
     auto weight = static_cast<float>(weights.values[k]);
     auto first = static_cast<float>(firsts.values[k]);
@@ -62,11 +56,12 @@ __device__ void update(const AdamWStep& step, const Arrays<W, G, S>& at, M* mode
     weights.values[k] = static_cast<W>(weight);
     firsts.values[k] = static_cast<S>(first);
     seconds.values[k] = static_cast<S>(second);
-    if (model) model[i + k] = static_cast<M>(weight);
+    models.values[k] = static_cast<M>(weight);
   }
-  *reinterpret_cast<Weights*>(at.weight + i) = weights;
-  *reinterpret_cast<Moments*>(at.first + i) = firsts;
-  *reinterpret_cast<Moments*>(at.second + i) = seconds;
+  *reinterpret_cast<Vector<W, kCount>*>(at.weight + i) = weights;
+  *reinterpret_cast<Vector<S, kCount>*>(at.first + i) = firsts;
+  *reinterpret_cast<Vector<S, kCount>*>(at.second + i) = seconds;
+  if (at.model) *reinterpret_cast<Vector<M, kCount>*>(at.model + i) = models;
 }
 
 template <class W, class G, class S, class M>
@@ -79,16 +74,16 @@ __global__ void adamw_kernel(
   if (threadIdx.x == 0) shared = adamw_step(run.settings, fields);
   __syncthreads();
   const AdamWStep step = shared;
-  const Arrays<W, G, S> at{
+  const Arrays<W, G, S, M> at{
       static_cast<W*>(run.weight) + chunk.begin, static_cast<const G*>(run.gradient) + chunk.begin,
-      static_cast<S*>(run.first) + chunk.begin, static_cast<S*>(run.second) + chunk.begin};
-  auto* model = run.model ? static_cast<M*>(run.model) + chunk.begin : nullptr;
+      static_cast<S*>(run.first) + chunk.begin, static_cast<S*>(run.second) + chunk.begin,
+      run.model ? static_cast<M*>(run.model) + chunk.begin : nullptr};
   const int32_t vectors = at.are_aligned() ? chunk.count / kVector : 0;
   for (int32_t i = threadIdx.x; i < vectors; i += kThreads) {
-    update<kVector>(step, at, model, static_cast<int64_t>(i) * kVector);
+    update<kVector>(step, at, static_cast<int64_t>(i) * kVector);
   }
   for (int32_t i = vectors * kVector + threadIdx.x; i < chunk.count; i += kThreads) {
-    update<1>(step, at, model, i);
+    update<1>(step, at, i);
   }
 }
 

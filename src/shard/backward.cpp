@@ -3,41 +3,44 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
-#include <functional>
 #include <memory>
 
 #include "shard/region.h"
 #include "shard/runtime.h"
 
 namespace sherd {
-namespace {
 
-/// Called at the end of a backward, or destroyed without, when the backward failed.
-class BackwardEnd {
+/// Called by autograd at the end of a backward, or destroyed without when the backward failed.
+class Runtime::BackwardEnd {
  public:
-  using End = std::function<void(Runtime&, bool failed)>;
-  BackwardEnd(std::weak_ptr<Runtime> runtime, End end)
-      : runtime_(std::move(runtime)), end_(std::move(end)) {}
+  BackwardEnd(std::weak_ptr<Runtime> runtime, std::shared_ptr<Backward> backward)
+      : runtime_(std::move(runtime)), backward_(std::move(backward)) {}
   ~BackwardEnd() {
-    if (called_) return;
-    if (const auto runtime = runtime_.lock()) end_(*runtime, /*failed=*/true);
+    if (const auto runtime = runtime_.lock()) runtime->fail(*backward_);
   }
   BackwardEnd(const BackwardEnd&) = delete;
   BackwardEnd& operator=(const BackwardEnd&) = delete;
 
   void operator()() {
-    if (const auto runtime = runtime_.lock()) end_(*runtime, /*failed=*/false);
-    called_ = true;
+    const auto runtime = runtime_.lock();
+    if (runtime && !backward_->over) runtime->finish_backward();
   }
 
  private:
   std::weak_ptr<Runtime> runtime_;
-  End end_;
-  bool called_ = false;
+  std::shared_ptr<Backward> backward_;
 };
 
-}  // namespace
+void Runtime::fail(Backward& backward) noexcept {
+  const std::lock_guard lock(backward.mutex);
+  if (!backward.over) abandon();
+}
+
+void Runtime::notice_failure() noexcept {
+  if (backward_ && torch::autograd::get_current_graph_task_id() == -1) fail(*backward_);
+}
 
 UnitCall Runtime::replay(Unit& unit) {
   auto& region = *replayed_region();
@@ -118,18 +121,9 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
       if (backward_flags_.first && !group->gradients_are_sharded()) group->forget_gradients();
     }
   }
-  const int64_t number = ++backward_number_;
+  backward_ = std::make_shared<Backward>();
   if (idle) return;
-  auto end =
-      std::make_shared<BackwardEnd>(weak_from_this(), [number](Runtime& runtime, bool failed) {
-        // Another may have begun since.
-        if (runtime.phase_ != Phase::backward || runtime.backward_number_ != number) return;
-        if (failed) {
-          runtime.abandon();
-        } else {
-          runtime.finish_backward();
-        }
-      });
+  auto end = std::make_shared<BackwardEnd>(weak_from_this(), backward_);
   torch::autograd::Engine::get_default_engine().queue_callback([end] { (*end)(); });
 }
 
@@ -153,6 +147,7 @@ void Runtime::run_backward(int32_t until) {
 void Runtime::finish_backward() {
   run_backward(static_cast<int32_t>(section_->boundaries.size()) - 1);
   phase_ = Phase::resting;
+  backward_->over = true;
   pass_.reset();
   kept_ = false;
   look_at_agreement(/*block=*/true);

@@ -48,6 +48,7 @@ Order whole_regions(Order order) {
 // ---- forward ------------------------------------------------------------------------------------
 
 UnitCall Runtime::before_forward(Unit& unit) {
+  notice_failure();
   check_whole();
   if (replayed_region()) return replay(unit);
   TORCH_CHECK(
@@ -333,6 +334,7 @@ void Runtime::show(const Frame& frame) {
 // ---- when something throws ----------------------------------------------------------------------
 
 void Runtime::abandon() noexcept {
+  if (backward_) backward_->over = true;
   if (phase_ == Phase::resting) return;
   if (phase_ == Phase::backward) done_ = 0;  // the step's gradients are incomplete
   phase_ = Phase::resting;

@@ -237,6 +237,7 @@ int64_t Runtime::allocated() const {
 }
 
 void Runtime::drop(Unit& unit) noexcept {
+  notice_failure();
   // What is under way may still read its shards.
   if (lanes_) lanes_->abandon();
   for (auto*& one : units_) {
@@ -284,7 +285,8 @@ void Runtime::check_set() const {
   }
 }
 
-void Runtime::check_resting(const char* caller) const {
+void Runtime::check_resting(const char* caller) {
+  notice_failure();
   if (phase_ == Phase::resting) return;
   for (const auto* unit : units_) {
     TORCH_CHECK(
@@ -309,7 +311,7 @@ void Runtime::set_micro_batches(int64_t count) {
   build(program_->order());
 }
 
-void Runtime::check_complete(const char* caller) const {
+void Runtime::check_complete(const char* caller) {
   check_resting(caller);
   TORCH_CHECK(
       done_ == micro_batches_, "[shard] ", caller, " after ", done_, " of the ", micro_batches_,
@@ -370,6 +372,7 @@ void Runtime::note_edit() {
 }
 
 void Runtime::finish() {
+  notice_failure();
   if (recovering_) return;  // what is under way may never end; the next pass finds out
   lanes_->finish();
 }

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -61,7 +62,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t micro_batches() const { return micro_batches_; }
   int64_t backwards_done() const { return done_; }
   /// Throws unless all backwards of the step are done.
-  void check_complete(const char* caller) const;
+  void check_complete(const char* caller);
   void divide_by_tokens(double tokens);
   /// `by_optimizer`: the model weights are written already.
   void publish(bool by_optimizer = false);
@@ -73,7 +74,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Throws, naming it, if a parameter has no values.
   void check_set() const;
   /// Throws, naming the unit, if something is gathered or under way.
-  void check_resting(const char* caller) const;
+  void check_resting(const char* caller);
+  /// Ends a backward that failed, if autograd's thread has not done so yet: its caller is told
+  /// first.
+  void notice_failure() noexcept;
 
   const std::vector<Unit*>& units() const { return units_; }
   Unit& root() const { return *units_.back(); }
@@ -123,6 +127,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int32_t region_number(int32_t expected);
   std::pair<Order, std::vector<int32_t>> without_skipped(const Order& order);
   UnitCall replay(Unit& unit);
+  struct Backward {
+    std::mutex mutex;  // of its failure, which two threads may see
+    bool over = false;
+  };
+  class BackwardEnd;
+  void fail(Backward& backward) noexcept;
   void begin_backward(const std::shared_ptr<Pass>& pass, bool idle);
   void run_backward(int32_t until);
   void finish_backward();
@@ -180,7 +190,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<int32_t> skipped_;  // positions that this rank did not call
   // Recomputes seen in this pass, with their numbers.
   std::vector<std::pair<std::shared_ptr<const Region>, int32_t>> regions_;
-  int64_t backward_number_ = 0;
+  std::shared_ptr<Backward> backward_;  // the last
 };
 
 }  // namespace sherd
