@@ -13,6 +13,7 @@
 #include "sherd/plan/placement.h"
 #include "sherd/plan/program.h"
 #include "sherd/shard/boundary.h"
+#include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"
 #include "sherd/shard/module.h"

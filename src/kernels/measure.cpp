@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include "kernels/deposit_types.h"
+#include "kernels/measure_math.h"
 
 namespace sherd {
 namespace {
@@ -57,13 +58,18 @@ Measurement::Measurement(const std::vector<at::Tensor>& tensors) : tensors_(tens
 }
 
 void Measurement::run(const at::Tensor& sums) const {
+  run(sums, nullptr, {});
+}
+
+void Measurement::run(const at::Tensor& sums, Watched* watched, const Look& look) const {
   TORCH_INTERNAL_ASSERT(sums.numel() == std::ssize(runs_) && sums.scalar_type() == at::kDouble);
   auto* into = sums.mutable_data_ptr<double>();
-  if (device_.is_cuda()) return measure_on_cuda(*this, into);
+  if (device_.is_cuda()) return measure_on_cuda(*this, into, watched, look);
   for (size_t i = 0; i < runs_.size(); ++i) {
     with_deposit_type(tensors_[i].scalar_type(), [&](auto type) {
       into[i] = sum_of_squares(static_cast<const decltype(type)*>(runs_[i].values), runs_[i].count);
     });
+    if (watched) judge(watched[i], into[i], look);
   }
 }
 

@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "kernels/deposit_types.h"
-#include "kernels/measure.h"
+#include "kernels/measure_math.h"
 
 namespace sherd {
 namespace {
@@ -80,17 +80,21 @@ __global__ void measure_chunks(const RunView* runs, const Chunk* chunks, double*
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-__global__ void join_chunks(const RunView* runs, const double* partial, double* sums) {
+__global__ void join_chunks(
+    const RunView* runs, const double* partial, double* sums, Watched* watched, Look look) {
   const RunView& run = runs[blockIdx.x];
   double sum = 0;
   for (int32_t i = threadIdx.x; i < run.chunks; i += kThreads) sum += partial[run.first_chunk + i];
   sum = block_sum(sum);
-  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+  if (threadIdx.x != 0) return;
+  sums[blockIdx.x] = sum;
+  if (watched) judge(watched[blockIdx.x], sum, look);
 }
 
 }  // namespace
 
-void measure_on_cuda(const Measurement& measurement, double* sums) {
+void measure_on_cuda(
+    const Measurement& measurement, double* sums, Watched* watched, const Look& look) {
   static_assert(sizeof(RunView) == sizeof(Measurement::Run));
   if (measurement.runs_.empty()) return;
   const c10::cuda::CUDAGuard guard(measurement.device_);
@@ -104,7 +108,7 @@ void measure_on_cuda(const Measurement& measurement, double* sums) {
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
   join_chunks<<<static_cast<unsigned>(measurement.runs_.size()), kThreads, 0, stream>>>(
-      runs, partial, sums);
+      runs, partial, sums, watched, look);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -6,8 +6,24 @@
 #include <vector>
 
 #include "kernels/runs_table.h"
+#include "sherd/kernels/fault.h"
 
 namespace sherd {
+
+/// What is remembered of a tensor that is measured again and again.
+struct Watched {
+  /// The first thing that was wrong: its moment << 2 | fault. Until somebody zeroes it.
+  int64_t finding = 0;
+  double norms = 0;  ///< a running mean
+  int64_t count = 0;
+};
+
+/// One look at tensors that are watched.
+struct Look {
+  int64_t moment = 0;    ///< any number, below 2^61
+  double exploding = 0;  ///< a norm of so many times the mean is one too many; 0: none is
+  bool counts = false;   ///< for the mean
+};
 
 /// The sum of squares of each of some tensors, in fp64, always in the same order of addition. A NaN
 /// or an infinity shows in the sum; finite values can't overflow it.
@@ -21,9 +37,12 @@ class Measurement {
 
   /// One sum per tensor into `sums` (fp64, on the tensors' device), on the current stream.
   void run(const at::Tensor& sums) const;
+  /// The same, and what it says about the tensors goes to `watched`, which has one for each.
+  void run(const at::Tensor& sums, Watched* watched, const Look& look) const;
 
  private:
-  friend void measure_on_cuda(const Measurement& measurement, double* sums);
+  friend void measure_on_cuda(
+      const Measurement& measurement, double* sums, Watched* watched, const Look& look);
   struct Run {
     const void* values = nullptr;
     int64_t count = 0;
@@ -42,7 +61,8 @@ class Measurement {
   at::Tensor partial_;  // a sum per chunk
 };
 
-/// As run(), in CUDA memory.
-void measure_on_cuda(const Measurement& measurement, double* sums);
+/// As run(), in CUDA memory. Without `watched`, only the sums.
+void measure_on_cuda(
+    const Measurement& measurement, double* sums, Watched* watched, const Look& look);
 
 }  // namespace sherd

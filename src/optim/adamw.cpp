@@ -7,8 +7,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <cmath>
-
 #include "kernels/adamw.h"
 #include "kernels/measure.h"
 #include "shard/match.h"
@@ -68,6 +66,7 @@ struct NormDomain {
 struct AdamW::State {
   std::weak_ptr<Runtime> runtime;
   AdamWOptions options;
+  std::string range_name;
   ControlRules rules;
   std::vector<std::string> names;  // of the parameters, sorted by domain
   std::vector<at::Tensor> storages;
@@ -89,7 +88,7 @@ struct AdamW::State {
   void take(const Runtime& from);
   void measure() const;
   void take_tokens(Runtime& from, std::optional<int64_t> tokens) const;
-  void check_finite(const Runtime& from) const;
+  void check_finite(Runtime& from) const;
 };
 
 /// All that a step needs, prepared once.
@@ -181,9 +180,11 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
   const auto runtime = Runtime::of_model(model, "AdamW");
   state_->runtime = runtime;
   state_->options = options;
+  state_->range_name = "update " + runtime->root().name();
   state_->rules.max_norm = options.max_norm;
   if (options.scaling) {
     state_->rules.scaled = true;
+    runtime->expect_overflow();
     state_->rules.growth = options.scaling->growth;
     state_->rules.backoff = options.scaling->backoff;
     state_->rules.interval = static_cast<double>(options.scaling->interval);
@@ -202,6 +203,7 @@ void AdamW::step(const StepOptions& options) {
   const c10::NoGradGuard no_grad;
   const auto runtime = state_->alive();
   runtime->check_complete("optimizer.step()");
+  const ProfileScope scope(state_->range_name);
   state_->take_tokens(*runtime, options.tokens);
   state_->measure();
   advance_control(state_->fields, state_->totals, state_->rules);
@@ -213,20 +215,9 @@ void AdamW::step(const StepOptions& options) {
 }
 
 /// All ranks know that the norm is not finite; who has the elements can say of which parameter.
-void AdamW::State::check_finite(const Runtime& from) const {
+void AdamW::State::check_finite(Runtime& from) const {
   if (value(control::skip) == 0) return;
-  std::string mine;
-  const auto* squares = sums.const_data_ptr<double>();
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (std::isfinite(squares[i])) continue;
-    mine = c10::str("'", names[i], "' is ", std::isnan(squares[i]) ? "NaN" : "infinite");
-    break;
-  }
-  for (const auto& said : from.say(mine)) {
-    TORCH_CHECK(
-        said.empty(), "[optim] the gradient of parameter ", said, " in step ", from.steps(),
-        " of '", from.root().name(), "': no weight was changed");
-  }
+  from.report(": no weight was changed");
   TORCH_CHECK(
       false, "[optim] the gradient of '", from.root().name(), "' has no finite norm in step ",
       from.steps(), ": no weight was changed");

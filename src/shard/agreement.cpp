@@ -12,11 +12,12 @@
 #include <cstring>
 #include <sstream>
 #include <thread>
+#include <tuple>
 
 namespace sherd {
 namespace {
 
-constexpr int64_t kFields = 4;
+constexpr int64_t kFields = 5;
 static_assert(sizeof(Agreement::Record) == kFields * sizeof(int64_t));
 
 /// The copy of the records to the host, on the side stream.
@@ -97,6 +98,11 @@ void require_same(
   }
 }
 
+bool Agreement::Record::agrees_with(const Record& other) const {
+  return std::tie(kind, number, hash, detail) ==
+         std::tie(other.kind, other.number, other.hash, other.detail);
+}
+
 Agreement::Agreement(const World& world)
     : world_(world), communicator_(world.communicator("control")) {
   const auto device = world.device();
@@ -164,7 +170,8 @@ void Agreement::check(bool block, std::optional<std::chrono::milliseconds> limit
   open_ = false;
   const auto all = records();
   for (const auto& other : all) {
-    if (other != all.front()) refuse(all);
+    if (!other.agrees_with(all.front())) refuse(all);
+    news_ = news_ || other.news != 0;
   }
 }
 
@@ -175,7 +182,8 @@ std::vector<std::string> Agreement::exchange(const std::string& text) {
 void Agreement::refuse(const std::vector<Record>& all) {
   const auto said = exchange(words_());
   size_t other = 1;
-  while (other + 1 < all.size() && all[other] == all.front() && said[other] == said.front()) {
+  while (other + 1 < all.size() && all[other].agrees_with(all.front()) &&
+         said[other] == said.front()) {
     ++other;
   }
   size_t number = 0;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sherd/comm/world.h"
@@ -33,7 +34,8 @@ class Agreement {
     int64_t number = 0;  ///< of the step, or of collectives so far
     int64_t hash = 0;    ///< of what must be equal
     int64_t detail = 0;  ///< which pass it is; of an order, whether the rank has no data
-    friend bool operator==(const Record&, const Record&) = default;
+    int64_t news = 0;    ///< whether the rank has something to tell; the others' may differ
+    bool agrees_with(const Record& other) const;
   };
   /// What a rank says of itself where records differ: a line for the kind, then facts, one a line.
   using Words = std::function<std::string()>;
@@ -47,6 +49,9 @@ class Agreement {
   /// not; with it, it waits, at most `limit` if one is given.
   void check(bool block, std::optional<std::chrono::milliseconds> limit = {});
   bool is_open() const { return open_; }
+  /// Whether a rank had news in a record that was checked since last asked. All ranks that have
+  /// checked the same records get the same answer.
+  bool take_news() { return std::exchange(news_, false); }
 
   /// Everybody's order of units: that of the ranks with data, which must be the same. Blocks.
   std::string agree_on_order(const std::string& order, bool idle);
@@ -70,6 +75,7 @@ class Agreement {
   Record record_;
   Words words_;
   bool open_ = false;
+  bool news_ = false;
 };
 
 }  // namespace sherd

@@ -137,9 +137,11 @@ void Runtime::run_backward(int32_t until) {
       unit.leave();
       continue;
     }
-    unit.phase = Unit::Phase::backward;
-    if (boundary.kind == Boundary::Kind::recompute) continue;
-    ++unit.calls;
+    if (boundary.kind == Boundary::Kind::recompute) {
+      unit.phase = Unit::Phase::backward;
+      continue;
+    }
+    unit.enter(Unit::Phase::backward);
     unit.collecting = true;
   }
 }
@@ -151,6 +153,7 @@ void Runtime::finish_backward() {
   pass_.reset();
   kept_ = false;
   look_at_agreement(/*block=*/true);
+  report_due_ = agreement_->take_news() || report_due_;
   if (++done_ == micro_batches_) complete_step();
 }
 
@@ -158,6 +161,7 @@ void Runtime::finish_backward() {
 /// none.
 void Runtime::complete_step() {
   witness_.note();
+  watch_.tell();
   if (root().options().loss != Loss::per_token) hang_gradients();
 }
 

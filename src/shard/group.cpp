@@ -10,6 +10,7 @@
 
 #include "kernels/keyed_fill.h"
 #include "plan/group_shape.h"
+#include "sherd/shard/diagnostics.h"
 
 namespace sherd {
 namespace {
@@ -114,6 +115,13 @@ Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate
   }
   flat_.poison();
   written_.assign(names_.size(), false);
+}
+
+void Group::set_unit_name(const std::string& unit) {
+  range_names_.clear();
+  for (size_t action = 0; action < kActions; ++action) {
+    range_names_.push_back(c10::str(to_text(static_cast<Action>(action)), " ", unit, "/", label_));
+  }
 }
 
 /// Ranks may have been built with other values: those of the first rank of each axis are
@@ -232,6 +240,30 @@ int64_t Group::allocated() const {
   };
   return bytes(model_.storage) + (shares_weight_ ? 0 : bytes(main_.storage)) +
          bytes(gradient_.storage);
+}
+
+GroupReport Group::report() const {
+  GroupReport report;
+  report.group = label_;
+  report.parameters = std::ssize(names_);
+  for (int64_t member = 0; member < report.parameters; ++member) {
+    report.elements += layout_->numel(member);
+  }
+  report.padding = layout_->full_size() - report.elements;
+  const auto add = [&](int64_t& bytes, const Part& held, c10::ScalarType dtype) {
+    const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+    int64_t used = 0;
+    for (int64_t member = 0; member < report.parameters; ++member) {
+      used += layout_->held_by(held, member).length;
+    }
+    bytes = layout_->part_size(held.count) * size;
+    report.padding_bytes += bytes - used * size;
+  };
+  add(report.model_bytes, model_.part, traits_.dtypes.model);
+  if (!shares_weight_) add(report.main_bytes, main_.part, traits_.dtypes.main);
+  if (traits_.trainable) add(report.gradient_bytes, part(Role::gradient), traits_.dtypes.gradient);
+  if (gathers()) add(report.gathered_bytes, whole_, traits_.dtypes.model);
+  return report;
 }
 
 void Group::publish() {

@@ -18,6 +18,7 @@
 
 namespace sherd {
 
+struct GroupReport;
 struct KeyedValues;
 
 /// A parameter on its way into a group.
@@ -94,6 +95,11 @@ class Group {
 
   // ---- parameters --------------------------------------------------------------------------
 
+  void set_unit_name(const std::string& unit);
+  /// What a profiler shows an instruction as.
+  const std::string& range_name(Action action) const {
+    return range_names_[static_cast<size_t>(action)];
+  }
   void set_message(std::string message) { flat_.set_message(std::move(message)); }
   /// The module's parameters have the values of the slot, or of the model weight where that is
   /// full.
@@ -129,6 +135,10 @@ class Group {
   /// This rank's elements of each parameter: of the main weight, flat.
   const std::vector<at::Tensor>& main_pieces() const { return main_pieces_; }
   const std::vector<at::Tensor>& gradient_pieces() const { return gradient_pieces_; }
+  /// Of each parameter: the main gradient's elements that a reduction accumulates into.
+  std::vector<at::Tensor> accumulated_pieces() const;
+  /// Of each parameter: where its gradient arrives.
+  const std::vector<at::Tensor>& local_gradients() const { return targets_; }
   /// Main weight to model weight.
   void publish();
   /// This rank's elements of a parameter in the model weight; undefined where that is the main
@@ -165,9 +175,12 @@ class Group {
 
   /// Bytes of all it has allocated.
   int64_t allocated() const;
+  /// Its sizes; the unit's name is left out.
+  GroupReport report() const;
 
  private:
   Part part(Role role) const;
+  Part accumulated() const;
   at::Tensor values_of_first_rank(const at::Tensor& parameter) const;
   at::Tensor allocate(int64_t elements, c10::ScalarType dtype) const;
   at::Tensor in_arena(const GroupPlace& place, int64_t offset, Part part, c10::ScalarType) const;
@@ -177,6 +190,7 @@ class Group {
       const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) const;
 
   std::string label_;
+  std::vector<std::string> range_names_;  // by action
   GroupTraits traits_;
   std::vector<std::string> names_;
   std::shared_ptr<const Layout> layout_;

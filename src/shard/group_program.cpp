@@ -96,7 +96,7 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
     const bool outer = gradient_sharded_outer(group);
     if (outer) scatter_.outer = pair_runs(in(slot, both_), in(slot, inner_));
     auto& accumulation = outer ? accumulate_.outer : accumulate_.inner;
-    const auto mine = gradient_.part;
+    const auto mine = accumulated();
     accumulation = {deposits(in(gradient_, mine), in(slot, mine)), divided};
   } else {
     HeldPart reduced = gradient_;
@@ -104,7 +104,7 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
       reduced = {in_arena(place, place.stage_reduce, whole_, traits_.dtypes.reduce), whole_};
       stage_.inner = deposits(in(reduced, whole_), in(gradient_, whole_));
     }
-    const Part mine = optimizer_sharded(group) ? inner_ : whole_;
+    const Part mine = accumulated();
     if (optimizer_sharded(group)) {
       scatter_.inner = pair_runs(in(reduced, inner_), in(reduced, whole_));
     } else {
@@ -133,6 +133,20 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
   for (size_t member = 0; member < names_.size(); ++member) {
     targets_.push_back(view(arrives, member));
   }
+}
+
+/// What the first accumulation after a reduction writes.
+Part Group::accumulated() const {
+  if (gradients_are_sharded()) return gradient_.part;
+  return optimizer_sharded(spec("")) ? inner_ : whole_;
+}
+
+std::vector<at::Tensor> Group::accumulated_pieces() const {
+  std::vector<at::Tensor> pieces;
+  for (size_t member = 0; member < names_.size(); ++member) {
+    pieces.push_back(held_run(*layout_, gradient_, accumulated(), static_cast<int64_t>(member)));
+  }
+  return pieces;
 }
 
 Work Group::refresh(AxisKind axis, Communicator::OnStream stream) const {

@@ -16,6 +16,7 @@ void Runtime::issue(const Instruction& instruction) {
   if (instruction.stream == Stream::compute) return issue_on_compute(instruction);
   const auto& group = *units_[static_cast<size_t>(instruction.unit)]
                            ->groups()[static_cast<size_t>(instruction.group)];
+  const ProfileScope scope(group.range_name(instruction.action));
   const auto axis = instruction.axis;
   using enum Lanes::Kind;
   switch (instruction.action) {
@@ -44,8 +45,9 @@ void Runtime::issue(const Instruction& instruction) {
     case Action::accumulate:
       return lanes_->issue(
           instruction, kernel,
-          [&group, axis, overwrite = instruction.overwrite](Communicator::OnStream) {
-            group.accumulate(axis, overwrite);
+          [this, &group, &instruction, moment = moment()](Communicator::OnStream) {
+            group.accumulate(instruction.axis, instruction.overwrite);
+            watch_.look_after_reduction(instruction.unit, instruction.group, moment);
             return Work();
           });
     default: TORCH_INTERNAL_ASSERT(false, "[shard] ", to_text(instruction.action), " off compute");
@@ -83,13 +85,15 @@ void Runtime::issue_on_compute(const Instruction& instruction) {
 /// step.
 void Runtime::settle_gradients(Unit& unit) {
   unit.collecting = false;
-  for (const auto& group : unit.groups()) {
-    if (!group->traits().trainable) continue;
-    if (group->gradients_are_sharded() || backward_flags_.last) {
-      group->settle_gradients();
+  for (size_t i = 0; i < unit.groups().size(); ++i) {
+    auto& group = *unit.groups()[i];
+    if (!group.traits().trainable) continue;
+    if (group.gradients_are_sharded() || backward_flags_.last) {
+      group.settle_gradients();
     } else {
-      group->flush();
+      group.flush();
     }
+    watch_.look_before_reduction(unit.number, static_cast<int32_t>(i), moment());
   }
 }
 

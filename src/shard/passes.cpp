@@ -81,8 +81,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
     frames_.push_back({&unit, kNone, {}, true});
     enter_unforeseen(unit);
   }
-  unit.phase = Unit::Phase::forward;
-  ++unit.calls;
+  unit.enter(Unit::Phase::forward);
   if (pass_->train) unit.prepare_nodes();
   call.unit_ = unit.shared_from_this();
   call.pass_ = pass_;
@@ -163,6 +162,7 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
 
 void Runtime::begin_pass(bool train, bool idle) {
   if (recovering_) recover();
+  if (report_due_) report();
   if (!confirmed_) check_set();  // once is enough
   check_published();
   pass_ = std::make_shared<Pass>(Pass{program_, train, weights_});
@@ -188,9 +188,10 @@ void Runtime::agree_on_pass(const char* what, int64_t flags) {
       [](const Instruction& one) { return one.stream != Stream::compute; });
   if (!communicates && verified_) return;
   const int64_t number = ++passes_;
+  const bool news = watch_.has_news(/*all=*/!expects_overflow_);
   agreement_->start(
       {Agreement::Kind::pass, step_, static_cast<int64_t>(program_->fingerprint()),
-       number << 8 | flags},
+       number << 8 | flags, news},
       [program = program_, step = step_, number, what] {
         return c10::str(
             "begins ", what, " as pass ", number, " of step ", step + 1, "\n", program->facts());
@@ -206,6 +207,7 @@ void Runtime::end_pass() {
   if (changed_) changed_ = false;
   if (pass_->train) kept_ = true;
   look_at_agreement(/*block=*/true);
+  report_due_ = agreement_->take_news() || report_due_;
   if (deviated_ || (!confirmed_ && pass_->train)) settle_order();
   pass_.reset();
 }
@@ -346,9 +348,7 @@ void Runtime::abandon() noexcept {
   for (auto* unit : units_) {
     if (!unit) continue;
     unit->hide();
-    unit->phase = Unit::Phase::resting;
-    unit->calls = 0;
-    unit->collecting = false;
+    unit->rest();
     for (const auto& group : unit->groups()) group->drop_pending();
   }
 }

@@ -217,6 +217,7 @@ void Runtime::use(std::shared_ptr<const Program> program) {
           links_of(group.traits()), divisor());
     }
   }
+  watch_.prepare(units_, micro_batches_);
   // What was written here (shards, an empty arena) is there before the first gather reads or
   // writes.
   lanes_->signal(published());

@@ -15,6 +15,7 @@
 #include "shard/agreement.h"
 #include "shard/lanes.h"
 #include "shard/unit.h"
+#include "shard/watch.h"
 #include "shard/witness.h"
 #include "sherd/plan/program.h"
 #include "sherd/shard/boundary.h"
@@ -88,6 +89,15 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::string full_name(const Unit& unit, const std::string& name) const;
   /// What every rank has to say. Collective; blocks.
   std::vector<std::string> say(const std::string& text) const { return agreement_->exchange(text); }
+  // ---- diagnostics -------------------------------------------------------------------------
+  void set_watch(const WatchOptions& options);
+  /// What was found on all ranks. Collective; blocks.
+  std::vector<Finding> findings();
+  /// Warns of it, or throws and says the consequence, too. Collective; blocks.
+  void report(const char* consequence = "");
+  /// Gradients that are not finite are no error: somebody scales the loss and sees to them.
+  void expect_overflow() { expects_overflow_ = true; }
+
   /// Bytes of all that is allocated for this model.
   int64_t allocated() const;
   void drop(Unit& unit) noexcept;
@@ -150,6 +160,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void issue_on_compute(const Instruction& instruction);
   void settle_gradients(Unit& unit);
   void look_at_agreement(bool block);
+  Watch::Moment moment() const { return {step_ + 1, done_ + 1, backward_flags_.last}; }
 
   World world_;
   std::vector<Unit*> units_;  // by number: inner ones first, the root last; null once gone
@@ -172,7 +183,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool confirmed_ = false;  // the order was seen, by all ranks alike
   bool verified_ = false;   // the program is known to be the same on all ranks
   int64_t published_versions_ = 0;
-  Witness witness_;     // of the main weights at the end of the last backward
+  Witness witness_;  // of the main weights at the end of the last backward
+  Watch watch_;
+  bool report_due_ = false;
+  bool expects_overflow_ = false;
   int64_t issued_ = 0;  // collectives
   bool recovering_ = false;
 

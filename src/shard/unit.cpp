@@ -175,7 +175,10 @@ std::vector<Candidate> Unit::give_back() {
 
 void Unit::set_name(std::string name) {
   name_ = std::move(name);
+  forward_range_ = "forward " + name_;
+  backward_range_ = "backward " + name_;
   for (const auto& group : groups_) {
+    group->set_unit_name(name_);
     group->set_message(c10::str(
         "[shard] the parameters of unit '", name_,
         "' are released: call the module through its holder (SHERD_MODULE) or sherd::call, and let "
@@ -228,9 +231,22 @@ void Unit::hide() {
   gathered = false;
 }
 
+void Unit::enter(Phase now) {
+  phase = now;
+  if (calls++ == 0) range_.begin(now == Phase::forward ? forward_range_ : backward_range_);
+}
+
+void Unit::rest() noexcept {
+  phase = Phase::resting;
+  calls = 0;
+  collecting = false;
+  range_.end();
+}
+
 void Unit::leave() {
   if (--calls > 0) return;
   phase = Phase::resting;
+  range_.end();
   // What rests whole is hidden as well: a call that bypasses the boundary is an error for every
   // strategy. Gathered groups are hidden by their release.
   for (const auto& group : groups_) {

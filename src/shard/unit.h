@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shard/group.h"
+#include "shard/profile.h"
 #include "sherd/shard/options.h"
 
 namespace torch::nn {
@@ -70,8 +71,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   void show();
   void hide();
-  /// One call less is under way.
+  /// One call more is under way, and one less.
+  void enter(Phase now);
   void leave();
+  /// Nothing is under way any more, whatever was.
+  void rest() noexcept;
   void receive(size_t group, size_t member, const at::Tensor& gradient);
 
  private:
@@ -84,6 +88,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void attach(const at::Tensor& parameter, size_t group, size_t index);
 
   std::string name_;
+  std::string forward_range_;
+  std::string backward_range_;
+  ProfileRange range_;
   ShardOptions options_;
   std::vector<std::weak_ptr<torch::nn::Module>> prefetch_;
   std::shared_ptr<const Mesh> mesh_;

@@ -226,7 +226,7 @@ TEST_P(AdamWRanks, AGradientThatIsNotFiniteIsNamedAndChangesNothing) {
   (last ? loss * bad : loss).backward();  // one rank's loss is broken
   if (test_world().device().is_cuda()) return optimizer.step();
   expect_error(
-      {"[optim] the gradient of parameter '", "is NaN in step 2 of 'FlatModel'",
+      {"[shard.watch] the gradient of parameter '", "is NaN in micro-batch 1 of step 2",
        "no weight was changed"},
       [&] { optimizer.step(); });
   const auto after = full_parameters(model);

@@ -76,6 +76,7 @@ enum class Action : uint8_t {
   update,      ///< the optimizer changes the main weights
   publish,     ///< main weight to model weight
 };
+inline constexpr size_t kActions = static_cast<size_t>(Action::publish) + 1;
 
 enum class AxisKind : uint8_t { none, inner, outer };
 

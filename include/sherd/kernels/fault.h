@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace sherd {
+
+/// What is wrong with a gradient.
+enum class Fault : uint8_t { none, nan, infinite, exploding };
+
+}  // namespace sherd

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sherd/export.h"
+#include "sherd/kernels/fault.h"
+
+namespace torch::nn {
+class Module;
+template <class Contained>
+class ModuleHolder;
+}  // namespace torch::nn
+
+namespace sherd {
+
+/// How the gradients of a model are watched. They always are, unless said otherwise: each parameter
+/// in each micro-batch, on the device, after the reduction. What is found is told on all ranks
+/// alike: by AdamW on CPU at once, else at the start of a later pass. A gradient that is not finite
+/// is an error (unless AdamW scales the loss, where it is expected), one that explodes a warning of
+/// rank 0.
+struct WatchOptions {
+  bool enabled = true;
+  /// Also looks at each rank's gradients before the reduction, so that the rank is named. Reads all
+  /// gradients once more.
+  bool before_reduction = false;
+  /// A gradient explodes when its norm is so many times its mean over earlier steps (at least 10);
+  /// 0: never.
+  double exploding = 1000;
+};
+
+struct SHERD_API Finding {
+  std::string parameter;
+  Fault fault = Fault::none;
+  int64_t step = 0;               ///< from 1 on
+  int64_t micro_batch = 0;        ///< from 1 on
+  std::optional<int64_t> rank{};  ///< whose gradient it was, where that is known
+
+  std::string text() const;
+};
+
+/// A parameter's norms over all elements, whichever ranks hold them.
+struct ParameterNorms {
+  std::string parameter;
+  double weight = 0;    ///< of the main weight
+  double gradient = 0;  ///< as reduced in the last step: tokens, scale and clipping come later
+};
+
+/// A group of a unit: its sizes, and what this rank holds of it.
+struct GroupReport {
+  std::string unit;
+  std::string group;
+  int64_t parameters = 0;
+  int64_t elements = 0;  ///< of all its parameters
+  int64_t padding = 0;   ///< elements that belong to no parameter
+  int64_t model_bytes = 0;
+  int64_t main_bytes = 0;  ///< beyond the model weight's; 0 where that is shared
+  int64_t gradient_bytes = 0;
+  int64_t gathered_bytes = 0;  ///< while the unit is gathered; 0 where it always is
+  int64_t padding_bytes = 0;   ///< of all the above, on this rank
+};
+
+// `model` is a root.
+
+/// Between steps; all ranks alike.
+SHERD_API void watch(const torch::nn::Module& model, const WatchOptions& options = {});
+/// What was found on all ranks since last asked or told, earliest first. Collective; blocks.
+SHERD_API std::vector<Finding> findings(const torch::nn::Module& model);
+/// Of the trainable parameters. Collective; blocks.
+SHERD_API std::vector<ParameterNorms> norms(const torch::nn::Module& model);
+SHERD_API std::vector<GroupReport> groups(const torch::nn::Module& model);
+/// As a table for people.
+SHERD_API std::string to_text(const std::vector<GroupReport>& groups);
+
+template <class Contained>
+void watch(const torch::nn::ModuleHolder<Contained>& model, const WatchOptions& options = {}) {
+  watch(static_cast<const torch::nn::Module&>(*model), options);
+}
+template <class Contained>
+std::vector<Finding> findings(const torch::nn::ModuleHolder<Contained>& model) {
+  return findings(static_cast<const torch::nn::Module&>(*model));
+}
+template <class Contained>
+std::vector<ParameterNorms> norms(const torch::nn::ModuleHolder<Contained>& model) {
+  return norms(static_cast<const torch::nn::Module&>(*model));
+}
+template <class Contained>
+std::vector<GroupReport> groups(const torch::nn::ModuleHolder<Contained>& model) {
+  return groups(static_cast<const torch::nn::Module&>(*model));
+}
+
+}  // namespace sherd

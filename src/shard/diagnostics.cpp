@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/shard/diagnostics.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iomanip>
+#include <sstream>
+
+#include "shard/runtime.h"
+
+namespace sherd {
+
+void Runtime::set_watch(const WatchOptions& options) {
+  check_resting("watch");
+  TORCH_CHECK(
+      done_ == 0, "[shard] watch of '", root().name(), "' in the middle of a step: ", done_, " of ",
+      micro_batches_, " backwards are done; call it between steps");
+  TORCH_CHECK_VALUE(
+      options.exploding == 0 || options.exploding > 1, "[shard] watch of '", root().name(),
+      "': exploding is ", options.exploding, "; it must be above 1, or 0 for never");
+  finish();
+  watch_.set_options(options);
+  watch_.prepare(units_, micro_batches_);
+}
+
+std::vector<Finding> Runtime::findings() {
+  finish();
+  agreement_->check(/*block=*/true);
+  return Watch::merge(say(watch_.take(world_.rank())));
+}
+
+void Runtime::report(const char* consequence) {
+  report_due_ = false;
+  const auto found = findings();
+  for (const auto& one : found) {
+    const bool fatal = one.fault != Fault::exploding && !expects_overflow_;
+    TORCH_CHECK(
+        !fatal, "[shard.watch] ", one.text(),
+        one.rank ? "" : " (sherd::watch(model, {.before_reduction = true}) names the rank, too)",
+        found.size() > 1 ? c10::str(", the first of ", found.size(), " such findings") : "",
+        consequence);
+    if (one.fault == Fault::exploding && world_.rank() == 0) {
+      TORCH_WARN("[shard.watch] ", one.text());
+    }
+  }
+}
+
+void watch(const torch::nn::Module& model, const WatchOptions& options) {
+  Runtime::of_model(model, "watch")->set_watch(options);
+}
+
+std::vector<Finding> findings(const torch::nn::Module& model) {
+  const auto runtime = Runtime::of_model(model, "findings");
+  runtime->check_resting("findings");
+  return runtime->findings();
+}
+
+std::vector<ParameterNorms> norms(const torch::nn::Module& model) {
+  const auto runtime = Runtime::of_model(model, "norms");
+  runtime->check_resting("norms");
+  runtime->finish();
+  const c10::NoGradGuard no_grad;
+  const auto numbers = at::TensorOptions().dtype(at::kDouble).device(runtime->world().device());
+  std::vector<ParameterNorms> result;
+  for (const auto* unit : runtime->units()) {
+    for (const auto& group : unit->groups()) {
+      const auto& traits = group->traits();
+      if (!traits.trainable) continue;
+      auto tensors = group->main_pieces();
+      const auto& gradients = group->gradient_pieces();
+      tensors.insert(tensors.end(), gradients.begin(), gradients.end());
+      auto sums = at::empty({std::ssize(tensors)}, numbers);
+      Measurement(tensors).run(sums);
+      for (const auto& axis : traits.norm_axes()) {
+        traits.mesh.communicator(axis).all_reduce(sums, Reduction::sum()).synchronize();
+      }
+      sums = sums.cpu().sqrt();
+      const auto* values = sums.const_data_ptr<double>();
+      for (size_t i = 0; i < group->size(); ++i) {
+        result.push_back(
+            {runtime->full_name(*unit, group->name(i)), values[i], values[group->size() + i]});
+      }
+    }
+  }
+  return result;
+}
+
+std::vector<GroupReport> groups(const torch::nn::Module& model) {
+  const auto runtime = Runtime::of_model(model, "groups");
+  std::vector<GroupReport> result;
+  for (const auto* unit : runtime->units()) {
+    for (const auto& group : unit->groups()) {
+      auto report = group->report();
+      report.unit = unit->name();
+      result.push_back(std::move(report));
+    }
+  }
+  return result;
+}
+
+std::string to_text(const std::vector<GroupReport>& groups) {
+  std::vector<std::vector<std::string>> rows{
+      {"unit", "group", "parameters", "elements", "padding", "model", "main", "gradient",
+       "gathered", "padding bytes"}};
+  GroupReport sum;
+  sum.unit = "all";
+  const auto add_row = [&](const GroupReport& one) {
+    std::vector<std::string> row{one.unit, one.group};
+    for (const int64_t number :
+         {one.parameters, one.elements, one.padding, one.model_bytes, one.main_bytes,
+          one.gradient_bytes, one.gathered_bytes, one.padding_bytes}) {
+      row.push_back(std::to_string(number));
+    }
+    rows.push_back(std::move(row));
+  };
+  for (const auto& one : groups) {
+    add_row(one);
+    sum.parameters += one.parameters;
+    sum.elements += one.elements;
+    sum.padding += one.padding;
+    sum.model_bytes += one.model_bytes;
+    sum.main_bytes += one.main_bytes;
+    sum.gradient_bytes += one.gradient_bytes;
+    sum.gathered_bytes += one.gathered_bytes;
+    sum.padding_bytes += one.padding_bytes;
+  }
+  add_row(sum);
+  std::vector<size_t> widths(rows.front().size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::ostringstream out;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      const bool last = i + 1 == row.size();
+      out << (i < 2 ? std::left : std::right) << std::setw(static_cast<int>(widths[i])) << row[i]
+          << (last ? "\n" : "  ");
+    }
+  }
+  return out.str();
+}
+
+}  // namespace sherd

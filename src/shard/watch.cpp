@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/watch.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "shard/runtime.h"
+
+namespace sherd {
+namespace {
+
+constexpr int kMicroBatchBits = 20;
+constexpr int64_t kBytes = sizeof(Watched);
+
+const char* word(Fault fault) {
+  switch (fault) {
+    case Fault::nan: return "NaN";
+    case Fault::infinite: return "infinite";
+    case Fault::exploding: return "exploding";
+    case Fault::none: break;
+  }
+  return "as it should be";
+}
+
+Look look_at(const Watch::Moment& moment, double exploding, bool counts) {
+  return {moment.step << kMicroBatchBits | moment.micro_batch, exploding, counts};
+}
+
+const Watched* watched_in(const at::Tensor& bytes) {
+  return static_cast<const Watched*>(bytes.const_data_ptr());
+}
+
+Fault fault_in(int64_t finding) {
+  return static_cast<Fault>(finding & 3);
+}
+
+}  // namespace
+
+std::string Finding::text() const {
+  auto result = c10::str(
+      "the gradient of parameter '", parameter, "' is ", word(fault), " in micro-batch ",
+      micro_batch, " of step ", step);
+  return rank ? c10::str(result, " on rank ", *rank) : result;
+}
+
+/// Gradients that are not sharded wait for the last micro-batch to be reduced: until then this
+/// rank's own are all there is to look at.
+bool Watch::looks_at_local(bool sharded, bool last) const {
+  return options_.before_reduction || (!sharded && !last);
+}
+
+void Watch::prepare(const std::vector<Unit*>& units, int64_t micro_batches) {
+  entries_.clear();
+  std::vector<std::string> names;
+  const auto& root = *units.back();
+  for (const auto* unit : units) {
+    auto& entries = entries_.emplace_back();
+    for (const auto& group : unit->groups()) {
+      auto& entry = entries.emplace_back();
+      if (!group->traits().trainable || !options_.enabled) continue;
+      entry.first = std::ssize(names);
+      entry.count = std::ssize(group->gradient_pieces());
+      entry.sharded = group->gradients_are_sharded();
+      entry.reduced = Measurement(group->accumulated_pieces());
+      if (looks_at_local(entry.sharded, micro_batches == 1)) {
+        entry.local = Measurement(group->local_gradients());
+      }
+      for (size_t i = 0; i < group->size(); ++i) {
+        names.push_back(unit == &root ? group->name(i) : unit->name() + "." + group->name(i));
+      }
+    }
+  }
+  if (names == names_) return;
+  names_ = std::move(names);
+  const auto device = root.mesh().world().device();
+  const auto bytes = at::TensorOptions().dtype(at::kByte).device(device);
+  const int64_t looks = 2 * std::ssize(names_);
+  watched_ = at::zeros({looks * kBytes}, bytes);
+  sums_ = at::zeros({looks}, bytes.dtype(at::kDouble));
+  host_ = watched_;
+  told_.reset();
+  listening_ = false;
+  if (!device.is_cuda()) return;
+  host_ = at::empty({looks * kBytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+  told_.emplace(device.type());
+}
+
+Watch::Entry& Watch::entry(int32_t unit, int32_t group) {
+  return entries_[static_cast<size_t>(unit)][static_cast<size_t>(group)];
+}
+
+void Watch::look(const Measurement& measurement, int64_t first, int64_t count, const Look& look) {
+  auto* watched = static_cast<Watched*>(watched_.mutable_data_ptr());
+  measurement.run(sums_.narrow(0, first, count), watched + first, look);
+}
+
+void Watch::look_before_reduction(int32_t unit, int32_t group, const Moment& moment) {
+  const auto& [local, reduced, first, count, sharded] = entry(unit, group);
+  if (count == 0 || !looks_at_local(sharded, moment.last)) return;
+  look(local, first, count, look_at(moment, options_.exploding, moment.last));
+}
+
+void Watch::look_after_reduction(int32_t unit, int32_t group, const Moment& moment) {
+  const auto& [local, reduced, first, count, sharded] = entry(unit, group);
+  if (count == 0) return;
+  look(
+      reduced, std::ssize(names_) + first, count, look_at(moment, options_.exploding, moment.last));
+}
+
+void Watch::tell() {
+  if (names_.empty()) return;
+  if (told_) {
+    if (listening_ && !told_->query()) return;  // what is found stays there until somebody listens
+    host_.copy_(watched_, /*non_blocking=*/true);
+    told_->record(c10::impl::VirtualGuardImpl(told_->device_type()).getStream(watched_.device()));
+  }
+  listening_ = true;
+}
+
+bool Watch::has_news(bool all) {
+  if (!listening_ || (told_ && !told_->query())) return false;
+  listening_ = false;
+  const auto* watched = watched_in(host_);
+  return std::any_of(watched, watched + 2 * std::ssize(names_), [&](const Watched& one) {
+    const auto fault = fault_in(one.finding);
+    return fault == Fault::exploding || (all && fault != Fault::none);
+  });
+}
+
+std::string Watch::take(int64_t rank) {
+  if (names_.empty()) return {};
+  const auto host = watched_.cpu();
+  const auto* watched = watched_in(host);
+  std::ostringstream out;
+  const int64_t parameters = std::ssize(names_);
+  for (int64_t i = 0; i < 2 * parameters; ++i) {
+    const int64_t finding = watched[i].finding;
+    if (finding == 0) continue;
+    const int64_t moment = finding >> 2;
+    out << (moment >> kMicroBatchBits) << ' ' << (moment & ((1 << kMicroBatchBits) - 1)) << ' '
+        << (i < parameters ? rank : int64_t{kNone}) << ' ' << static_cast<int>(fault_in(finding))
+        << ' ' << names_[static_cast<size_t>(i % parameters)] << '\n';
+    watched_.narrow(0, i * kBytes, sizeof(finding)).zero_();
+  }
+  listening_ = false;
+  return out.str();
+}
+
+std::vector<Finding> Watch::merge(const std::vector<std::string>& ranks) {
+  std::vector<Finding> all;
+  for (const auto& text : ranks) {
+    std::istringstream in(text);
+    Finding one;
+    int64_t rank = kNone;
+    int fault = 0;
+    while (in >> one.step >> one.micro_batch >> rank >> fault && in.get() &&
+           std::getline(in, one.parameter)) {
+      one.fault = static_cast<Fault>(fault);
+      one.rank = rank == kNone ? std::nullopt : std::optional(rank);
+      all.push_back(one);
+    }
+  }
+  // Of the same moment, who can name a rank comes first.
+  std::stable_sort(all.begin(), all.end(), [](const Finding& a, const Finding& b) {
+    return std::tuple(a.step, a.micro_batch, !a.rank.has_value(), a.rank.value_or(0)) <
+           std::tuple(b.step, b.micro_batch, !b.rank.has_value(), b.rank.value_or(0));
+  });
+  std::vector<Finding> result;
+  for (const auto& one : all) {
+    const bool known = std::any_of(result.begin(), result.end(), [&](const Finding& other) {
+      return other.parameter == one.parameter && (!one.rank || other.rank == one.rank);
+    });
+    if (!known) result.push_back(one);
+  }
+  return result;
+}
+
+}  // namespace sherd

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/measure.h"
+#include "shard/unit.h"
+#include "sherd/shard/diagnostics.h"
+
+namespace sherd {
+
+/// Looks at the gradients of a model, on the device and on the stream where they are made. The host
+/// is told by a copy that nobody waits for.
+class Watch {
+ public:
+  /// Prepares the looks of a step, for gradients that lie where the units have them now. What was
+  /// known of a parameter stays known.
+  void prepare(const std::vector<Unit*>& units, int64_t micro_batches);
+  void set_options(const WatchOptions& options) { options_ = options; }
+  const WatchOptions& options() const { return options_; }
+
+  /// A place in the step: micro-batches count from 1.
+  struct Moment {
+    int64_t step = 0;
+    int64_t micro_batch = 0;
+    bool last = false;
+  };
+  /// At this rank's own gradients, once a unit has them all; on the compute stream.
+  void look_before_reduction(int32_t unit, int32_t group, const Moment& moment);
+  /// At the main gradients that were accumulated just now; on their stream.
+  void look_after_reduction(int32_t unit, int32_t group, const Moment& moment);
+
+  /// At the end of a step: tells the host, some time.
+  void tell();
+  /// Whether it has arrived that something was found; `all`: also what is not finite.
+  bool has_news(bool all);
+  /// This rank's findings, as lines for merge(), and forgets them. Blocks; nothing may be under
+  /// way.
+  std::string take(int64_t rank);
+  /// The findings of all ranks: earliest first, each parameter once, or once for each rank that is
+  /// known to have had it.
+  static std::vector<Finding> merge(const std::vector<std::string>& ranks);
+
+ private:
+  struct Entry {
+    Measurement local;    // before the reduction
+    Measurement reduced;  // after it
+    int64_t first = 0;    // of its parameters, among all that are trainable
+    int64_t count = 0;    // 0: not watched
+    bool sharded = false;
+  };
+  Entry& entry(int32_t unit, int32_t group);
+  void look(const Measurement& measurement, int64_t first, int64_t count, const Look& look);
+  bool looks_at_local(bool sharded, bool last) const;
+
+  WatchOptions options_;
+  std::vector<std::vector<Entry>> entries_;  // by unit and group
+  std::vector<std::string> names_;
+  // For each parameter: of what it is before the reduction, then of all, after it.
+  at::Tensor watched_;
+  at::Tensor sums_;
+  at::Tensor host_;  // where the host reads them
+  std::optional<c10::Event> told_;
+  bool listening_ = false;
+};
+
+}  // namespace sherd
