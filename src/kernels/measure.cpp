@@ -2,6 +2,7 @@
 #include "kernels/measure.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "kernels/deposit_types.h"
@@ -44,32 +45,36 @@ Measurement::Measurement(const std::vector<at::Tensor>& tensors) : tensors_(tens
          static_cast<int32_t>(tensor.scalar_type())});
   }
   if (!device_.is_cuda()) return;
-  const auto chunks = chunks_of(counts);
-  for (const auto& chunk : chunks) ++runs_[static_cast<size_t>(chunk.run)].chunks;
-  int32_t first = 0;
-  for (auto& run : runs_) {
-    run.first_chunk = first;
-    first += run.chunks;
+  std::vector<Chunk> chunks;
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    auto mine = chunks_of({&counts[i], 1});
+    if (mine.empty()) mine.emplace_back();  // a sum of nothing is a sum, too
+    runs_[i].first_chunk = static_cast<int32_t>(chunks.size());
+    runs_[i].chunks = static_cast<int32_t>(mine.size());
+    for (auto& chunk : mine) {
+      chunk.run = static_cast<int32_t>(i);
+      chunks.push_back(chunk);
+    }
   }
   chunk_count_ = std::ssize(chunks);
   device_runs_ = on_device(runs_, device_);
   device_chunks_ = on_device(chunks, device_);
   partial_ = at::empty({chunk_count_}, at::TensorOptions().dtype(at::kDouble).device(device_));
+  arrived_ = at::zeros({std::ssize(runs_)}, at::TensorOptions().dtype(at::kInt).device(device_));
 }
 
 void Measurement::run(const at::Tensor& sums) const {
-  run(sums, nullptr, {});
+  TORCH_INTERNAL_ASSERT(sums.numel() == std::ssize(runs_) && sums.scalar_type() == at::kDouble);
+  run(sums.mutable_data_ptr<double>(), nullptr, {});
 }
 
-void Measurement::run(const at::Tensor& sums, Watched* watched, const Look& look) const {
-  TORCH_INTERNAL_ASSERT(sums.numel() == std::ssize(runs_) && sums.scalar_type() == at::kDouble);
-  auto* into = sums.mutable_data_ptr<double>();
-  if (device_.is_cuda()) return measure_on_cuda(*this, into, watched, look);
+void Measurement::run(double* sums, Watched* watched, const Look& look) const {
+  if (device_.is_cuda()) return measure_on_cuda(*this, sums, watched, look);
   for (size_t i = 0; i < runs_.size(); ++i) {
     with_deposit_type(tensors_[i].scalar_type(), [&](auto type) {
-      into[i] = sum_of_squares(static_cast<const decltype(type)*>(runs_[i].values), runs_[i].count);
+      sums[i] = sum_of_squares(static_cast<const decltype(type)*>(runs_[i].values), runs_[i].count);
     });
-    if (watched) judge(watched[i], into[i], look);
+    if (watched) judge(watched[i], sums[i], look);
   }
 }
 

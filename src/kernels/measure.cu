@@ -62,33 +62,46 @@ __device__ double squares<double>(const void* data, int64_t begin, int32_t count
   return sum;
 }
 
-__global__ void measure_chunks(const RunView* runs, const Chunk* chunks, double* partial) {
-  const Chunk chunk = chunks[blockIdx.x];
-  const RunView& run = runs[chunk.run];
-  double sum = 0;
+__device__ double squares_of(const RunView& run, const Chunk& chunk) {
   switch (static_cast<c10::ScalarType>(run.dtype)) {
-    case c10::ScalarType::Float: sum = squares<float>(run.values, chunk.begin, chunk.count); break;
-    case c10::ScalarType::Half:
-      sum = squares<c10::Half>(run.values, chunk.begin, chunk.count);
-      break;
+    case c10::ScalarType::Float: return squares<float>(run.values, chunk.begin, chunk.count);
+    case c10::ScalarType::Half: return squares<c10::Half>(run.values, chunk.begin, chunk.count);
     case c10::ScalarType::BFloat16:
-      sum = squares<c10::BFloat16>(run.values, chunk.begin, chunk.count);
-      break;
-    default: sum = squares<double>(run.values, chunk.begin, chunk.count);
+      return squares<c10::BFloat16>(run.values, chunk.begin, chunk.count);
+    default: return squares<double>(run.values, chunk.begin, chunk.count);
   }
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-__global__ void join_chunks(
-    const RunView* runs, const double* partial, double* sums, Watched* watched, Look look) {
-  const RunView& run = runs[blockIdx.x];
+/// A block per chunk; the last one of a tensor adds up what the others found.
+__global__ void measure_kernel(
+    const RunView* runs,
+    const Chunk* chunks,
+    double* partial,
+    int* arrived,
+    double* sums,
+    Watched* watched,
+    Look look) {
+  const Chunk chunk = chunks[blockIdx.x];
+  const RunView run = runs[chunk.run];
+  const double mine = block_sum(squares_of(run, chunk));
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    partial[blockIdx.x] = mine;
+    __threadfence();
+    last = atomicAdd(&arrived[chunk.run], 1) == run.chunks - 1;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
   double sum = 0;
-  for (int32_t i = threadIdx.x; i < run.chunks; i += kThreads) sum += partial[run.first_chunk + i];
+  for (int32_t i = threadIdx.x; i < run.chunks; i += kThreads) {
+    sum += __ldcg(&partial[run.first_chunk + i]);
+  }
   sum = block_sum(sum);
   if (threadIdx.x != 0) return;
-  sums[blockIdx.x] = sum;
-  if (watched) judge(watched[blockIdx.x], sum, look);
+  arrived[chunk.run] = 0;
+  sums[chunk.run] = sum;
+  if (watched) judge(watched[chunk.run], sum, look);
 }
 
 }  // namespace
@@ -100,15 +113,10 @@ void measure_on_cuda(
   const c10::cuda::CUDAGuard guard(measurement.device_);
   const auto stream = c10::cuda::getCurrentCUDAStream();
   const auto* runs = static_cast<const RunView*>(measurement.device_runs_.const_data_ptr());
-  auto* partial = measurement.partial_.mutable_data_ptr<double>();
-  if (measurement.chunk_count_ > 0) {
-    const auto* chunks = static_cast<const Chunk*>(measurement.device_chunks_.const_data_ptr());
-    measure_chunks<<<static_cast<unsigned>(measurement.chunk_count_), kThreads, 0, stream>>>(
-        runs, chunks, partial);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-  join_chunks<<<static_cast<unsigned>(measurement.runs_.size()), kThreads, 0, stream>>>(
-      runs, partial, sums, watched, look);
+  const auto* chunks = static_cast<const Chunk*>(measurement.device_chunks_.const_data_ptr());
+  measure_kernel<<<static_cast<unsigned>(measurement.chunk_count_), kThreads, 0, stream>>>(
+      runs, chunks, measurement.partial_.mutable_data_ptr<double>(),
+      measurement.arrived_.mutable_data_ptr<int>(), sums, watched, look);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -38,7 +38,7 @@ class Measurement {
   /// One sum per tensor into `sums` (fp64, on the tensors' device), on the current stream.
   void run(const at::Tensor& sums) const;
   /// The same, and what it says about the tensors goes to `watched`, which has one for each.
-  void run(const at::Tensor& sums, Watched* watched, const Look& look) const;
+  void run(double* sums, Watched* watched, const Look& look) const;
 
  private:
   friend void measure_on_cuda(
@@ -59,6 +59,7 @@ class Measurement {
   at::Tensor device_runs_;
   at::Tensor device_chunks_;
   at::Tensor partial_;  // a sum per chunk
+  at::Tensor arrived_;  // chunks, per tensor; 0 between runs
 };
 
 /// As run(), in CUDA memory. Without `watched`, only the sums.

@@ -6,6 +6,8 @@
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+
 #include "sherd/shard/fully_shard.h"
 
 namespace sherd {
@@ -37,11 +39,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       AutogradContext* context,
       const at::Tensor& input,
       const at::Tensor& weight,
-      const at::Tensor& bias) {
+      const std::optional<at::Tensor>& bias) {
     context->save_for_backward({input, weight});
-    context->saved_data["bias"] = bias.defined();
-    return at::linear(
-        input, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+    context->saved_data["bias"] = bias.has_value();
+    return at::linear(input, weight, bias);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -75,7 +76,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
-  return LinearFunction::apply(input, weight, bias);
+  return LinearFunction::apply(
+      input, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
 }
 
 at::Tensor LinearImpl::forward(const at::Tensor& input) {

@@ -162,7 +162,7 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
 
 void Runtime::begin_pass(bool train, bool idle) {
   if (recovering_) recover();
-  if (report_due_) report();
+  if (report_due_ && done_ == 0) report();
   if (!confirmed_) check_set();  // once is enough
   check_published();
   pass_ = std::make_shared<Pass>(Pass{program_, train, weights_});

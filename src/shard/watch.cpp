@@ -93,22 +93,21 @@ Watch::Entry& Watch::entry(int32_t unit, int32_t group) {
   return entries_[static_cast<size_t>(unit)][static_cast<size_t>(group)];
 }
 
-void Watch::look(const Measurement& measurement, int64_t first, int64_t count, const Look& look) {
+void Watch::look(const Measurement& measurement, int64_t first, const Look& look) {
   auto* watched = static_cast<Watched*>(watched_.mutable_data_ptr());
-  measurement.run(sums_.narrow(0, first, count), watched + first, look);
+  measurement.run(sums_.mutable_data_ptr<double>() + first, watched + first, look);
 }
 
 void Watch::look_before_reduction(int32_t unit, int32_t group, const Moment& moment) {
   const auto& [local, reduced, first, count, sharded] = entry(unit, group);
   if (count == 0 || !looks_at_local(sharded, moment.last)) return;
-  look(local, first, count, look_at(moment, options_.exploding, moment.last));
+  look(local, first, look_at(moment, options_.exploding, moment.last));
 }
 
 void Watch::look_after_reduction(int32_t unit, int32_t group, const Moment& moment) {
   const auto& [local, reduced, first, count, sharded] = entry(unit, group);
   if (count == 0) return;
-  look(
-      reduced, std::ssize(names_) + first, count, look_at(moment, options_.exploding, moment.last));
+  look(reduced, std::ssize(names_) + first, look_at(moment, options_.exploding, moment.last));
 }
 
 void Watch::tell() {

@@ -55,7 +55,7 @@ class Watch {
     bool sharded = false;
   };
   Entry& entry(int32_t unit, int32_t group);
-  void look(const Measurement& measurement, int64_t first, int64_t count, const Look& look);
+  void look(const Measurement& measurement, int64_t first, const Look& look);
   bool looks_at_local(bool sharded, bool last) const;
 
   WatchOptions options_;

@@ -3,6 +3,7 @@
 #include "sherd/shard/wrapper.h"
 
 #include "shard/twin.h"
+#include "sherd/nn/linear.h"
 
 namespace sherd::testing {
 namespace {
@@ -224,6 +225,32 @@ TEST(FormsTest, TheWrapperShardsEveryModuleOfTheGivenTypes) {
   EXPECT_EQ(units[3].name, "Chain");
   model(chain_input(0, 0)).backward();
   publish(model.module());
+}
+
+struct BareImpl : torch::nn::Module {
+  BareImpl() {
+    linear = register_module("linear", sherd::Linear(torch::nn::LinearOptions(6, 3).bias(false)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return linear(x).square().sum(); }
+  sherd::Linear linear{nullptr};
+};
+SHERD_MODULE(Bare);
+
+TEST(FormsTest, ALinearWithoutBias) {
+  auto [model, reference] = two_alike<Bare>();
+  fully_shard(model, {.mesh = mesh_for({})});
+  const auto input = [](int64_t rank) {
+    return random_input(0, 0, rank, {4, 6}).to(test_world().device());
+  };
+  auto optimizer = make_optimizer(Optimizer::sgd, parameters(model));
+  model(input(test_world().rank())).backward();
+  step(model, *optimizer);
+  for (int64_t rank = 0; rank < test_world().size(); ++rank) {
+    const auto loss = torch::linear(input(rank), reference->linear->weight).square().sum();
+    (loss / test_world().size()).backward();
+  }
+  make_optimizer(Optimizer::sgd, reference->parameters())->step();
+  expect_weights(full_parameters(model), *reference, 1e-5);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace sherd {
 
 /// How the gradients of a model are watched. They always are, unless said otherwise: each parameter
 /// in each micro-batch, on the device, after the reduction. What is found is told on all ranks
-/// alike: by AdamW on CPU at once, else at the start of a later pass. A gradient that is not finite
+/// alike: by AdamW on CPU at once, else at the start of a later step. A gradient that is not finite
 /// is an error (unless AdamW scales the loss, where it is expected), one that explodes a warning of
 /// rank 0.
 struct WatchOptions {
