@@ -12,7 +12,8 @@ namespace sherd {
 
 /// What is remembered of a tensor that is measured again and again.
 struct Watched {
-  /// The first thing that was wrong: its moment << 2 | fault. Until somebody zeroes it.
+  /// The first of the worst things that were wrong: its moment << 2 | fault. Until somebody zeroes
+  /// it.
   int64_t finding = 0;
   double norms = 0;  ///< a running mean
   int64_t count = 0;
@@ -20,9 +21,10 @@ struct Watched {
 
 /// One look at tensors that are watched.
 struct Look {
-  int64_t moment = 0;    ///< any number, below 2^61
-  double exploding = 0;  ///< a norm of so many times the mean is one too many; 0: none is
-  bool counts = false;   ///< for the mean
+  int64_t moment = 0;      ///< any number, below 2^61
+  double exploding = 0;    ///< a norm of so many times the mean is one too many; 0: none is
+  bool counts = false;     ///< for the mean
+  bool overflows = false;  ///< what is not finite is expected, and what explodes is worse
 };
 
 /// The sum of squares of each of some tensors, in fp64, always in the same order of addition. A NaN

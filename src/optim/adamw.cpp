@@ -64,6 +64,10 @@ struct NormDomain {
 };
 
 struct AdamW::State {
+  ~State() {
+    const auto alive_still = runtime.lock();
+    if (alive_still && options.scaling) alive_still->expect_overflow(false);
+  }
   std::weak_ptr<Runtime> runtime;
   AdamWOptions options;
   std::string range_name;
@@ -184,7 +188,7 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
   state_->rules.max_norm = options.max_norm;
   if (options.scaling) {
     state_->rules.scaled = true;
-    runtime->expect_overflow();
+    runtime->expect_overflow(true);
     state_->rules.growth = options.scaling->growth;
     state_->rules.backoff = options.scaling->backoff;
     state_->rules.interval = static_cast<double>(options.scaling->interval);

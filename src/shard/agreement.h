@@ -28,7 +28,7 @@ void require_same(
 /// names both sides.
 class Agreement {
  public:
-  enum class Kind : int64_t { pass, order, unforeseen, recovery };
+  enum class Kind : int64_t { pass, order, unforeseen, recovery, report };
   struct Record {
     Kind kind{};
     int64_t number = 0;  ///< of the step, or of collectives so far

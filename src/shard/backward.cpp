@@ -5,12 +5,20 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <chrono>
 #include <memory>
 
 #include "shard/region.h"
 #include "shard/runtime.h"
 
 namespace sherd {
+
+namespace {
+
+/// Autograd's thread ends the node that it is at, then lets go of a backward that failed.
+constexpr std::chrono::seconds kLetGo{10};
+
+}  // namespace
 
 /// Called by autograd at the end of a backward, or destroyed without when the backward failed.
 class Runtime::BackwardEnd {
@@ -36,10 +44,14 @@ class Runtime::BackwardEnd {
 void Runtime::fail(Backward& backward) noexcept {
   const std::lock_guard lock(backward.mutex);
   if (!backward.over) abandon();
+  backward.ended.notify_all();
 }
 
 void Runtime::notice_failure() noexcept {
-  if (backward_ && torch::autograd::get_current_graph_task_id() == -1) fail(*backward_);
+  if (!backward_ || torch::autograd::get_current_graph_task_id() != -1) return;
+  std::unique_lock lock(backward_->mutex);
+  backward_->ended.wait_for(lock, kLetGo, [&] { return backward_->over; });
+  if (!backward_->over) abandon();
 }
 
 UnitCall Runtime::replay(Unit& unit) {
@@ -154,7 +166,10 @@ void Runtime::finish_backward() {
   kept_ = false;
   look_at_agreement(/*block=*/true);
   report_due_ = agreement_->take_news() || report_due_;
-  if (++done_ == micro_batches_) complete_step();
+  if (++done_ < micro_batches_) return;
+  complete_step();
+  // Here all ranks are at the same point, whatever else they do on their own.
+  if (report_due_) report();
 }
 
 /// A loss per token is not done before its gradients are divided: until then an optimizer finds

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <iomanip>
 #include <sstream>
@@ -14,15 +15,32 @@
 
 namespace sherd {
 
-void Runtime::set_watch(const WatchOptions& options) {
-  check_resting("watch");
+namespace {
+
+constexpr std::chrono::seconds kToSpeak{10};
+constexpr size_t kTold = 4;  // findings of an error, by their names
+
+}  // namespace
+
+void Runtime::settle(const char* caller) {
+  check_resting(caller);
+  if (recovering_) recover();
+  finish();
+}
+
+void Runtime::check_between_steps(const char* caller) const {
   TORCH_CHECK(
-      done_ == 0, "[shard] watch of '", root().name(), "' in the middle of a step: ", done_, " of ",
-      micro_batches_, " backwards are done; call it between steps");
+      done_ == 0 || done_ == micro_batches_, "[shard] ", caller, " of '", root().name(),
+      "' in the middle of a step: ", done_, " of ", micro_batches_,
+      " backwards are done; call it between steps");
+}
+
+void Runtime::set_watch(const WatchOptions& options) {
+  settle("watch");
+  check_between_steps("watch");
   TORCH_CHECK_VALUE(
       options.exploding == 0 || options.exploding > 1, "[shard] watch of '", root().name(),
       "': exploding is ", options.exploding, "; it must be above 1, or 0 for never");
-  finish();
   watch_.set_options(options);
   watch_.prepare(units_, micro_batches_);
 }
@@ -30,23 +48,33 @@ void Runtime::set_watch(const WatchOptions& options) {
 std::vector<Finding> Runtime::findings() {
   finish();
   agreement_->check(/*block=*/true);
+  agreement_->start({Agreement::Kind::report, step_, 0, 0}, [] {
+    return "tells what it has found in its gradients";
+  });
+  agreement_->check(/*block=*/true, kToSpeak);
   return Watch::merge(say(watch_.take(world_.rank())));
 }
 
 void Runtime::report(const char* consequence) {
   report_due_ = false;
-  const auto found = findings();
-  for (const auto& one : found) {
-    const bool fatal = one.fault != Fault::exploding && !expects_overflow_;
-    TORCH_CHECK(
-        !fatal, "[shard.watch] ", one.text(),
-        one.rank ? "" : " (sherd::watch(model, {.before_reduction = true}) names the rank, too)",
-        found.size() > 1 ? c10::str(", the first of ", found.size(), " such findings") : "",
-        consequence);
-    if (one.fault == Fault::exploding && world_.rank() == 0) {
+  std::vector<std::string> errors;
+  for (const auto& one : findings()) {
+    if (one.fault != Fault::exploding) {
+      if (!watch_.expects_overflow()) errors.push_back(one.text());
+    } else if (world_.rank() == 0) {
       TORCH_WARN("[shard.watch] ", one.text());
     }
   }
+  if (errors.empty()) return;
+  const size_t more = errors.size() - std::min(errors.size(), kTold);
+  errors.resize(errors.size() - more);
+  TORCH_CHECK(
+      false, "[shard.watch] ", c10::Join("; ", errors),
+      more > 0 ? c10::str("; and ", more, " more") : "",
+      watch_.options().before_reduction
+          ? ""
+          : " (sherd::watch(model, {.before_reduction = true}) names the rank, too)",
+      consequence);
 }
 
 void watch(const torch::nn::Module& model, const WatchOptions& options) {
@@ -55,14 +83,15 @@ void watch(const torch::nn::Module& model, const WatchOptions& options) {
 
 std::vector<Finding> findings(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "findings");
-  runtime->check_resting("findings");
+  runtime->settle("findings");
+  runtime->check_between_steps("findings");
   return runtime->findings();
 }
 
 std::vector<ParameterNorms> norms(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "norms");
-  runtime->check_resting("norms");
-  runtime->finish();
+  runtime->settle("norms");
+  runtime->check_between_steps("norms");
   const c10::NoGradGuard no_grad;
   const auto numbers = at::TensorOptions().dtype(at::kDouble).device(runtime->world().device());
   std::vector<ParameterNorms> result;

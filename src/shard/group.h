@@ -89,6 +89,11 @@ class Group {
   Work reduce(AxisKind axis, bool scatter, Communicator::OnStream stream) const;
   void stage(AxisKind axis) const;
   void accumulate(AxisKind axis, bool overwrite) const;
+  /// Whether the last micro-batch accumulates once more after that.
+  bool accumulates_after(AxisKind axis) const {
+    return axis != AxisKind::outer && !accumulate_.inner.deposits.empty() &&
+           !accumulate_.outer.deposits.empty();
+  }
   /// Where the program did not foresee it: at once, and blocking the host.
   void refresh_now() const;
   at::Tensor gather_now() const;

@@ -45,8 +45,9 @@ void Runtime::issue(const Instruction& instruction) {
     case Action::accumulate:
       return lanes_->issue(
           instruction, kernel,
-          [this, &group, &instruction, moment = moment()](Communicator::OnStream) {
+          [this, &group, &instruction, moment = moment()](Communicator::OnStream) mutable {
             group.accumulate(instruction.axis, instruction.overwrite);
+            moment.last = moment.last && !group.accumulates_after(instruction.axis);
             watch_.look_after_reduction(instruction.unit, instruction.group, moment);
             return Work();
           });

@@ -162,7 +162,6 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
 
 void Runtime::begin_pass(bool train, bool idle) {
   if (recovering_) recover();
-  if (report_due_ && done_ == 0) report();
   if (!confirmed_) check_set();  // once is enough
   check_published();
   pass_ = std::make_shared<Pass>(Pass{program_, train, weights_});
@@ -188,7 +187,7 @@ void Runtime::agree_on_pass(const char* what, int64_t flags) {
       [](const Instruction& one) { return one.stream != Stream::compute; });
   if (!communicates && verified_) return;
   const int64_t number = ++passes_;
-  const bool news = watch_.has_news(/*all=*/!expects_overflow_);
+  const bool news = watch_.has_news();
   agreement_->start(
       {Agreement::Kind::pass, step_, static_cast<int64_t>(program_->fingerprint()),
        number << 8 | flags, news},
@@ -338,7 +337,10 @@ void Runtime::show(const Frame& frame) {
 void Runtime::abandon() noexcept {
   if (backward_) backward_->over = true;
   if (phase_ == Phase::resting) return;
-  if (phase_ == Phase::backward) done_ = 0;  // the step's gradients are incomplete
+  if (phase_ == Phase::backward) {
+    done_ = 0;  // the step's gradients are incomplete
+    spoilt_ = true;
+  }
   phase_ = Phase::resting;
   frames_.clear();
   pass_.reset();
@@ -364,8 +366,10 @@ void Runtime::recover() {
   });
   agreement_->check(/*block=*/true, kUnforeseen);
   lanes_->finish();
+  if (spoilt_) watch_.forget(step_ + 1);
+  report_due_ = agreement_->take_news() || report_due_;
   passes_ = 0;
-  recovering_ = false;
+  recovering_ = spoilt_ = false;
 }
 
 // ---- orders in words ----------------------------------------------------------------------------

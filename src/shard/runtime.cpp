@@ -187,6 +187,7 @@ void Runtime::use(std::shared_ptr<const Program> program) {
   const auto device = world_.device();
   const int64_t bytes = program_->bytes().arena;
   if (!arena_.defined() || arena_.numel() != bytes) {
+    watch_.release();
     for (const auto* unit : units_) {
       for (const auto& group : unit->groups()) group->unbind();
     }

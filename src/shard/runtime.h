@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -76,8 +77,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void check_set() const;
   /// Throws, naming the unit, if something is gathered or under way.
   void check_resting(const char* caller);
-  /// Ends a backward that failed, if autograd's thread has not done so yet: its caller is told
-  /// first.
+  /// Waits until a backward that failed is over: its caller may be told before autograd's thread
+  /// has let go of it.
   void notice_failure() noexcept;
 
   const std::vector<Unit*>& units() const { return units_; }
@@ -95,8 +96,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Finding> findings();
   /// Warns of it, or throws and says the consequence, too. Collective; blocks.
   void report(const char* consequence = "");
-  /// Gradients that are not finite are no error: somebody scales the loss and sees to them.
-  void expect_overflow() { expects_overflow_ = true; }
+  void expect_overflow(bool expected) { watch_.expect_overflow(expected); }
+  /// Between passes, and nothing is under way any more. Collective after an exception.
+  void settle(const char* caller);
+  /// Throws in the middle of a step.
+  void check_between_steps(const char* caller) const;
 
   /// Bytes of all that is allocated for this model.
   int64_t allocated() const;
@@ -138,7 +142,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::pair<Order, std::vector<int32_t>> without_skipped(const Order& order);
   UnitCall replay(Unit& unit);
   struct Backward {
-    std::mutex mutex;  // of its failure, which two threads may see
+    std::mutex mutex;  // of its failure, which two threads see
+    std::condition_variable ended;
     bool over = false;
   };
   class BackwardEnd;
@@ -186,9 +191,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Witness witness_;  // of the main weights at the end of the last backward
   Watch watch_;
   bool report_due_ = false;
-  bool expects_overflow_ = false;
   int64_t issued_ = 0;  // collectives
   bool recovering_ = false;
+  bool spoilt_ = false;  // gradients of the step were left incomplete by an exception
 
   // The pass.
   Phase phase_ = Phase::resting;

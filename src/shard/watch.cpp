@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shard/watch.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -26,16 +25,20 @@ const char* word(Fault fault) {
   return "as it should be";
 }
 
-Look look_at(const Watch::Moment& moment, double exploding, bool counts) {
-  return {moment.step << kMicroBatchBits | moment.micro_batch, exploding, counts};
-}
-
 const Watched* watched_in(const at::Tensor& bytes) {
   return static_cast<const Watched*>(bytes.const_data_ptr());
 }
 
 Fault fault_in(int64_t finding) {
   return static_cast<Fault>(finding & 3);
+}
+
+int64_t step_in(int64_t finding) {
+  return finding >> 2 >> kMicroBatchBits;
+}
+
+int64_t micro_batch_in(int64_t finding) {
+  return finding >> 2 & ((1 << kMicroBatchBits) - 1);
 }
 
 }  // namespace
@@ -51,6 +54,12 @@ std::string Finding::text() const {
 /// rank's own are all there is to look at.
 bool Watch::looks_at_local(bool sharded, bool last) const {
   return options_.before_reduction || (!sharded && !last);
+}
+
+Look Watch::look_at(const Moment& moment) const {
+  return {
+      moment.step << kMicroBatchBits | moment.micro_batch, options_.exploding, moment.last,
+      overflows_};
 }
 
 void Watch::prepare(const std::vector<Unit*>& units, int64_t micro_batches) {
@@ -81,12 +90,11 @@ void Watch::prepare(const std::vector<Unit*>& units, int64_t micro_batches) {
   const int64_t looks = 2 * std::ssize(names_);
   watched_ = at::zeros({looks * kBytes}, bytes);
   sums_ = at::zeros({looks}, bytes.dtype(at::kDouble));
-  host_ = watched_;
+  const bool cuda = device.is_cuda();
+  host_ = at::zeros({looks * kBytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(cuda));
   told_.reset();
+  if (cuda) told_.emplace(device.type());
   listening_ = false;
-  if (!device.is_cuda()) return;
-  host_ = at::empty({looks * kBytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
-  told_.emplace(device.type());
 }
 
 Watch::Entry& Watch::entry(int32_t unit, int32_t group) {
@@ -101,32 +109,32 @@ void Watch::look(const Measurement& measurement, int64_t first, const Look& look
 void Watch::look_before_reduction(int32_t unit, int32_t group, const Moment& moment) {
   const auto& [local, reduced, first, count, sharded] = entry(unit, group);
   if (count == 0 || !looks_at_local(sharded, moment.last)) return;
-  look(local, first, look_at(moment, options_.exploding, moment.last));
+  look(local, first, look_at(moment));
 }
 
 void Watch::look_after_reduction(int32_t unit, int32_t group, const Moment& moment) {
   const auto& [local, reduced, first, count, sharded] = entry(unit, group);
   if (count == 0) return;
-  look(reduced, std::ssize(names_) + first, look_at(moment, options_.exploding, moment.last));
+  look(reduced, std::ssize(names_) + first, look_at(moment));
 }
 
 void Watch::tell() {
   if (names_.empty()) return;
+  if (told_ && listening_ && !told_->query()) return;  // what is found stays until somebody listens
+  host_.copy_(watched_, /*non_blocking=*/true);
   if (told_) {
-    if (listening_ && !told_->query()) return;  // what is found stays there until somebody listens
-    host_.copy_(watched_, /*non_blocking=*/true);
     told_->record(c10::impl::VirtualGuardImpl(told_->device_type()).getStream(watched_.device()));
   }
   listening_ = true;
 }
 
-bool Watch::has_news(bool all) {
+bool Watch::has_news() {
   if (!listening_ || (told_ && !told_->query())) return false;
   listening_ = false;
   const auto* watched = watched_in(host_);
   return std::any_of(watched, watched + 2 * std::ssize(names_), [&](const Watched& one) {
     const auto fault = fault_in(one.finding);
-    return fault == Fault::exploding || (all && fault != Fault::none);
+    return fault == Fault::exploding || (!overflows_ && fault != Fault::none);
   });
 }
 
@@ -139,14 +147,23 @@ std::string Watch::take(int64_t rank) {
   for (int64_t i = 0; i < 2 * parameters; ++i) {
     const int64_t finding = watched[i].finding;
     if (finding == 0) continue;
-    const int64_t moment = finding >> 2;
-    out << (moment >> kMicroBatchBits) << ' ' << (moment & ((1 << kMicroBatchBits) - 1)) << ' '
+    out << step_in(finding) << ' ' << micro_batch_in(finding) << ' '
         << (i < parameters ? rank : int64_t{kNone}) << ' ' << static_cast<int>(fault_in(finding))
         << ' ' << names_[static_cast<size_t>(i % parameters)] << '\n';
     watched_.narrow(0, i * kBytes, sizeof(finding)).zero_();
   }
   listening_ = false;
   return out.str();
+}
+
+void Watch::forget(int64_t step) {
+  if (names_.empty()) return;
+  const auto host = watched_.cpu();
+  const auto* watched = watched_in(host);
+  for (int64_t i = 0; i < 2 * std::ssize(names_); ++i) {
+    if (watched[i].finding == 0 || step_in(watched[i].finding) != step) continue;
+    watched_.narrow(0, i * kBytes, sizeof(watched[i].finding)).zero_();
+  }
 }
 
 std::vector<Finding> Watch::merge(const std::vector<std::string>& ranks) {
@@ -171,7 +188,8 @@ std::vector<Finding> Watch::merge(const std::vector<std::string>& ranks) {
   std::vector<Finding> result;
   for (const auto& one : all) {
     const bool known = std::any_of(result.begin(), result.end(), [&](const Finding& other) {
-      return other.parameter == one.parameter && (!one.rank || other.rank == one.rank);
+      const bool alike = (other.fault == Fault::exploding) == (one.fault == Fault::exploding);
+      return alike && other.parameter == one.parameter && (!one.rank || other.rank == one.rank);
     });
     if (!known) result.push_back(one);
   }

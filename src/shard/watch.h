@@ -24,11 +24,17 @@ class Watch {
   void set_options(const WatchOptions& options) { options_ = options; }
   const WatchOptions& options() const { return options_; }
 
+  /// Lets go of the gradients until prepare().
+  void release() { entries_.clear(); }
+  /// Gradients that are not finite are no news: somebody scales the loss and sees to them.
+  void expect_overflow(bool expected) { overflows_ = expected; }
+  bool expects_overflow() const { return overflows_; }
+
   /// A place in the step: micro-batches count from 1.
   struct Moment {
     int64_t step = 0;
     int64_t micro_batch = 0;
-    bool last = false;
+    bool last = false;  ///< look at the step's gradients
   };
   /// At this rank's own gradients, once a unit has them all; on the compute stream.
   void look_before_reduction(int32_t unit, int32_t group, const Moment& moment);
@@ -37,11 +43,13 @@ class Watch {
 
   /// At the end of a step: tells the host, some time.
   void tell();
-  /// Whether it has arrived that something was found; `all`: also what is not finite.
-  bool has_news(bool all);
+  /// Whether it has arrived that something was found.
+  bool has_news();
   /// This rank's findings, as lines for merge(), and forgets them. Blocks; nothing may be under
   /// way.
   std::string take(int64_t rank);
+  /// Forgets what was found in a step. Blocks; nothing may be under way.
+  void forget(int64_t step);
   /// The findings of all ranks: earliest first, each parameter once, or once for each rank that is
   /// known to have had it.
   static std::vector<Finding> merge(const std::vector<std::string>& ranks);
@@ -57,6 +65,7 @@ class Watch {
   Entry& entry(int32_t unit, int32_t group);
   void look(const Measurement& measurement, int64_t first, const Look& look);
   bool looks_at_local(bool sharded, bool last) const;
+  Look look_at(const Moment& moment) const;
 
   WatchOptions options_;
   std::vector<std::vector<Entry>> entries_;  // by unit and group
@@ -67,6 +76,7 @@ class Watch {
   at::Tensor host_;  // where the host reads them
   std::optional<c10::Event> told_;
   bool listening_ = false;
+  bool overflows_ = false;
 };
 
 }  // namespace sherd

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What goes wrong is found, and told by its name.
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -140,6 +142,7 @@ TEST_P(DiagnosticsTest, TheErrorNamesParameterMicroBatchAndRankOnAllRanksAndTrai
       EXPECT_TRUE(at::equal(before[i].second, after[i].second)) << before[i].first;
     }
   }
+  if (test_world().device().is_cuda()) optimizer.step();  // thrown at the end of a good backward
   watched.backwards(2);
   optimizer.step();
   EXPECT_TRUE(findings(watched.model).empty());
@@ -181,6 +184,47 @@ TEST_P(DiagnosticsTest, AGradientFarAboveItsMeanIsExploding) {
   }
 }
 
+TEST_P(DiagnosticsTest, WhatIsNotFiniteCountsForMoreThanWhatExplodes) {
+  Watched watched(GetParam(), /*switched=*/true);
+  auto optimizer = make_optimizer(Optimizer::sgd, parameters(watched.model));
+  Plant plant(watched.model->links[1]->second->weight, 0);
+  for (int64_t step = 0; step < 12; ++step) {
+    watched.backwards(step);
+    sherd::step(*watched.model, *optimizer);
+  }
+  for (int64_t i = 1; i <= kMicroBatches; ++i) {
+    plant.armed = i < kMicroBatches;
+    plant.factor = i == 1 ? 1e9 : 1;
+    train_once(watched.model, test_world().rank(), 12, i);
+  }
+  const auto found = findings(watched.model);
+  EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](const Finding& one) {
+    return one.fault == Fault::nan && one.micro_batch == 2 && one.rank == 0;
+  }));
+}
+
+TEST_P(DiagnosticsTest, WhatWasFoundInAStepThatIsDoneAgainIsForgotten) {
+  Watched watched(GetParam());
+  auto optimizer = make_optimizer(Optimizer::sgd, parameters(watched.model));
+  Plant plant(watched.model->links[0]->first->weight, 0);
+  plant.armed = true;
+  train_once(watched.model, test_world().rank(), 0, 1);
+  plant.armed = false;
+  bool fails = true;
+  watched.model->links[3]->second->weight.register_hook([&](const at::Tensor& gradient) {
+    TORCH_CHECK(!fails, "a mistake in the backward");
+    return gradient;
+  });
+  expect_error(
+      {"a mistake in the backward"}, [&] { train_once(watched.model, test_world().rank(), 0, 2); });
+  fails = false;
+  for (int64_t step = 0; step < 3; ++step) {
+    watched.backwards(step);
+    sherd::step(*watched.model, *optimizer);
+  }
+  EXPECT_TRUE(findings(watched.model).empty());
+}
+
 TEST_P(DiagnosticsTest, ALossThatIsScaledMayOverflow) {
   Watched watched(GetParam());
   AdamW optimizer(watched.model, {.scaling = LossScaling{}});
@@ -220,15 +264,24 @@ TEST_P(DiagnosticsTest, TheTableOfGroupsHasTheBytesThatAreThere) {
   Twin twin(options_for(GetParam()));
   int64_t bytes = program(twin.model).bytes().arena;
   int64_t elements = 0;
+  int64_t used = 0;
   for (const auto& group : groups(twin.model)) {
     bytes += group.model_bytes + group.main_bytes + group.gradient_bytes;
     elements += group.elements;
-    EXPECT_GE(group.padding, 0);
-    EXPECT_LE(
-        group.padding_bytes,
-        group.model_bytes + group.main_bytes + group.gradient_bytes + group.gathered_bytes);
+    const int64_t whole = group.elements + group.padding;
+    if (group.gathered_bytes > 0) {
+      EXPECT_EQ(group.gathered_bytes, whole * int64_t{sizeof(float)});
+    }
+    used += group.model_bytes + group.gradient_bytes - group.padding_bytes;
+    used += group.gathered_bytes > 0 ? group.padding * int64_t{sizeof(float)} : 0;
   }
   EXPECT_EQ(bytes, allocated_bytes(twin.model));
+  // Of a weight and a gradient that are sharded alike, the ranks have each element once.
+  if (GetParam().name == "optim_grads_params") {
+    auto all = at::full({1}, used, at::TensorOptions(at::kLong).device(test_world().device()));
+    test_world().communicator().all_reduce(all, Reduction::sum()).synchronize();
+    EXPECT_EQ(all.item<int64_t>(), 2 * elements * int64_t{sizeof(float)});
+  }
   int64_t expected = 0;
   for (const auto& parameter : twin.reference->parameters()) expected += parameter.numel();
   EXPECT_EQ(elements, expected);

@@ -19,9 +19,9 @@ namespace sherd {
 
 /// How the gradients of a model are watched. They always are, unless said otherwise: each parameter
 /// in each micro-batch, on the device, after the reduction. What is found is told on all ranks
-/// alike: by AdamW on CPU at once, else at the start of a later step. A gradient that is not finite
-/// is an error (unless AdamW scales the loss, where it is expected), one that explodes a warning of
-/// rank 0.
+/// alike: what is not finite by AdamW on CPU at once; else at the end of a later step's last
+/// backward, whose gradients are complete all the same. A gradient that is not finite is an error
+/// (unless AdamW scales the loss, where it is expected), one that explodes a warning of rank 0.
 struct WatchOptions {
   bool enabled = true;
   /// Also looks at each rank's gradients before the reduction, so that the rank is named. Reads all
@@ -67,9 +67,10 @@ struct GroupReport {
 
 /// Between steps; all ranks alike.
 SHERD_API void watch(const torch::nn::Module& model, const WatchOptions& options = {});
-/// What was found on all ranks since last asked or told, earliest first. Collective; blocks.
+/// What was found on all ranks since last asked or told, earliest first. Between steps, or before
+/// the update. Collective; blocks.
 SHERD_API std::vector<Finding> findings(const torch::nn::Module& model);
-/// Of the trainable parameters. Collective; blocks.
+/// Of the trainable parameters. Between steps, or before the update. Collective; blocks.
 SHERD_API std::vector<ParameterNorms> norms(const torch::nn::Module& model);
 SHERD_API std::vector<GroupReport> groups(const torch::nn::Module& model);
 /// As a table for people.

@@ -80,7 +80,7 @@ SHERD_API double gradient_norm(const torch::nn::Module& model, const StepOptions
 /// The step as data: print it, count it, compare it. Builds it if no pass has. Lives until a
 /// program takes its place: when another order or number of micro-batches is found.
 SHERD_API const Program& program(const torch::nn::Module& model);
-/// Bytes of everything that Sherd holds for the model on this rank.
+/// Bytes of all weights, gradients and slots that Sherd holds for the model on this rank.
 SHERD_API int64_t allocated_bytes(const torch::nn::Module& model);
 /// All main weights, whole, by name. Collective; blocks; as large as the model.
 SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(
