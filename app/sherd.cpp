@@ -3,6 +3,7 @@
 #include <exception>
 #include <iostream>
 
+#include "commands.h"
 #include "sherd/version.h"
 
 int main(int argc, char** argv) try {
@@ -10,12 +11,14 @@ int main(int argc, char** argv) try {
   app.require_subcommand(1);
   auto* version =
       app.add_subcommand("version", "Print the versions of Sherd and what it stands on");
+  sherd::app::TrainCommand train(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   if (version->parsed()) std::cout << sherd::version_text();
+  if (train.parsed()) return train.run(argv);
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "sherd: " << error.what() << '\n';

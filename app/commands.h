@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sherd::app {
+
+/// `sherd train FILE`.
+class TrainCommand {
+ public:
+  explicit TrainCommand(CLI::App& app);
+  bool parsed() const { return command_->parsed(); }
+  /// The exit code. Starts ranks where the configuration wants several and no launcher has.
+  int run(char** arguments) const;
+
+ private:
+  CLI::App* command_;
+  std::string file_;
+  std::vector<std::string> overrides_;
+  std::optional<int64_t> ranks_;
+};
+
+}  // namespace sherd::app

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "sherd/export.h"
+#include "sherd/models/language_model.h"
+
+namespace sherd {
+
+/// How Llama 3.1 stretches its rotary positions beyond the length that it was trained with.
+struct RopeScaling {
+  double factor = 8;
+  double low_frequency_factor = 1;
+  double high_frequency_factor = 4;
+  int64_t original_positions = 8192;
+};
+
+struct LlamaOptions {
+  int64_t vocab = 256;
+  int64_t dim = 256;
+  int64_t layers = 8;
+  int64_t heads = 8;
+  int64_t kv_heads = 8;   ///< of keys and values: each serves heads / kv_heads queries
+  int64_t head_dim = 32;  ///< even
+  int64_t ffn = 704;
+  double rope_theta = 10000;
+  std::optional<RopeScaling> rope_scaling{};
+  double norm_eps = 1e-5;
+  bool tie_embeddings = false;  ///< the head is the embedding
+  double init_std = 0.02;
+  Recompute recompute = Recompute::none;
+};
+
+/// Llama: grouped queries, rotary positions, SwiGLU, RMSNorm. Units: each layer and, untied, the
+/// embedding, and the last norm with the head.
+SHERD_API std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options);
+
+}  // namespace sherd

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sherd/export.h"
+
+namespace sherd {
+
+// What a run is: one section of the TOML file each. src/train/keys.h has every key's meaning and
+// range; the reader, the help and the dump all follow it.
+
+struct ModelSection {
+  std::optional<std::string> from{};
+  std::string kind = "llama";
+  int64_t dim = 256;
+  int64_t layers = 8;
+  int64_t heads = 8;
+  int64_t kv_heads = 0;
+  int64_t ffn = 0;
+  int64_t vocab = 256;
+  double rope_theta = 10000;
+  double norm_eps = 1e-5;
+  bool tie_embeddings = false;
+  double init_std = 0.02;
+};
+
+struct DataSection {
+  std::optional<std::string> tokens{};
+  std::optional<std::string> text{};
+  std::string dtype = "uint16";
+  int64_t seq = 128;
+  int64_t batch = 1;
+  int64_t micro_batches = 1;
+  bool shuffle = true;
+  std::optional<std::string> validation{};
+};
+
+struct ShardSection {
+  std::string strategy = "optim_grads_params";
+  int64_t outer = 1;
+  std::string outer_strategy = "no_shard";
+  int64_t prefetch = 1;
+};
+
+struct PrecisionSection {
+  std::optional<std::string> recipe{};
+  std::optional<std::string> compute{};
+  std::optional<std::string> main{};
+  std::optional<std::string> gradient{};
+  std::optional<std::string> reduce{};
+};
+
+struct OptimSection {
+  std::string name = "adamw";
+  double lr = 1e-3;
+  std::vector<double> betas{0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  std::optional<double> clip{};
+  std::string schedule = "cosine";
+  int64_t warmup = 0;
+};
+
+struct TrainSection {
+  int64_t steps = 100;
+  int64_t seed = 1;
+  std::string out = "run";
+  int64_t save_every = 0;
+  int64_t keep = 0;
+  std::string resume = "auto";
+  std::string recompute = "none";
+  int64_t validate_every = 0;
+  std::string loss = "mean";
+  bool tensorboard = false;
+};
+
+struct DeviceSection {
+  std::string kind = "auto";
+  int64_t ranks = 1;
+};
+
+struct Configuration {
+  ModelSection model{};
+  DataSection data{};
+  ShardSection shard{};
+  PrecisionSection precision{};
+  OptimSection optim{};
+  TrainSection train{};
+  DeviceSection device{};
+};
+
+/// What is wrong with a configuration: a line for each problem, with place, key, value and remedy.
+class SHERD_API ConfigurationError : public std::exception {
+ public:
+  explicit ConfigurationError(std::vector<std::string> problems);
+  const char* what() const noexcept override { return text_.c_str(); }
+  const std::vector<std::string>& problems() const { return problems_; }
+
+ private:
+  std::vector<std::string> problems_;
+  std::string text_;
+};
+
+/// Reads a TOML file; `overrides` are "section.key=value" and come last. Paths in the file are
+/// meant from its folder, those in overrides from the current one.
+SHERD_API Configuration
+read_configuration(const std::string& path, const std::vector<std::string>& overrides = {});
+/// As TOML, with every key that has a value.
+SHERD_API std::string to_text(const Configuration& configuration);
+/// Every key with its default and meaning.
+SHERD_API std::string configuration_help();
+
+}  // namespace sherd

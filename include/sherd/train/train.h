@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "sherd/export.h"
+#include "sherd/train/configuration.h"
+
+namespace sherd {
+
+/// Trains as the configuration says, as this process's rank of the world that started it: see
+/// World::from_environment. Collective. Writes the results to train.out (rank 0), and shows
+/// progress on standard output (rank 0).
+SHERD_API void train(const Configuration& configuration);
+
+}  // namespace sherd

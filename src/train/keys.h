@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "sherd/train/configuration.h"
+
+// Every key of a configuration, once: `keys(section, visitor)` calls
+// visitor(name, value, Key{meaning, range}) for each.
+namespace sherd {
+
+struct Key {
+  const char* meaning = "";
+  std::vector<std::string> one_of{};
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
+  bool above = false;  ///< the least itself is not allowed
+  bool path = false;   ///< of a file or folder
+};
+
+inline Key meaning(const char* text) {
+  return {.meaning = text};
+}
+inline Key at_least(double least, const char* text) {
+  return {.meaning = text, .least = least};
+}
+inline Key above(double least, const char* text) {
+  return {.meaning = text, .least = least, .above = true};
+}
+inline Key between(double least, double most, const char* text) {
+  return {.meaning = text, .least = least, .most = most};
+}
+inline Key one_of(std::vector<std::string> words, const char* text) {
+  return {.meaning = text, .one_of = std::move(words)};
+}
+inline Key path(const char* text) {
+  return {.meaning = text, .path = true};
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, ModelSection>
+void keys(Section& s, Visitor&& visit) {
+  visit(
+      "from", s.from,
+      path("a Hugging Face folder (config.json and safetensors) to begin from; the keys below are "
+           "then its own"));
+  visit("kind", s.kind, one_of({"llama"}, "what the model is"));
+  visit("dim", s.dim, at_least(1, "width of the model"));
+  visit("layers", s.layers, at_least(1, "number of layers"));
+  visit("heads", s.heads, at_least(1, "heads of the attention; they divide dim"));
+  visit(
+      "kv_heads", s.kv_heads,
+      at_least(0, "heads of keys and values; they divide heads; 0: as many"));
+  visit(
+      "ffn", s.ffn,
+      at_least(0, "width inside the feed-forward layers; 0: 8/3 dim, rounded up to 64"));
+  visit("vocab", s.vocab, at_least(2, "size of the vocabulary"));
+  visit("rope_theta", s.rope_theta, above(0, "base of the rotary positions"));
+  visit("norm_eps", s.norm_eps, above(0, "epsilon of the norms"));
+  visit("tie_embeddings", s.tie_embeddings, meaning("the output head is the embedding"));
+  visit("init_std", s.init_std, at_least(0, "deviation of the initial weights"));
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, DataSection>
+void keys(Section& s, Visitor&& visit) {
+  visit("tokens", s.tokens, path("a file of token numbers; this or text"));
+  visit("text", s.text, path("a file whose bytes are the tokens; this or tokens"));
+  visit("dtype", s.dtype, one_of({"uint16", "uint32"}, "of the numbers in tokens"));
+  visit("seq", s.seq, at_least(1, "tokens of a sequence"));
+  visit("batch", s.batch, at_least(1, "sequences per rank and micro-batch"));
+  visit("micro_batches", s.micro_batches, at_least(1, "of a step"));
+  visit(
+      "shuffle", s.shuffle,
+      meaning("another order of the sequences in each pass over the file, the same for any number "
+              "of ranks"));
+  visit("validation", s.validation, path("a file like tokens or text, to validate with"));
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, ShardSection>
+void keys(Section& s, Visitor&& visit) {
+  const std::vector<std::string> strategies{
+      "no_shard", "optim", "optim_grads", "optim_grads_params"};
+  visit("strategy", s.strategy, one_of(strategies, "what is sharded over the ranks"));
+  visit(
+      "outer", s.outer,
+      at_least(
+          1, "groups of ranks that hold the model once each (HSDP, HFSDP); they divide the ranks"));
+  visit(
+      "outer_strategy", s.outer_strategy,
+      one_of(strategies, "what is sharded between those groups"));
+  visit("prefetch", s.prefetch, at_least(0, "units that are gathered ahead"));
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, PrecisionSection>
+void keys(Section& s, Visitor&& visit) {
+  const std::vector<std::string> dtypes{"fp32", "bf16", "fp16"};
+  visit(
+      "recipe", s.recipe,
+      one_of(
+          {"fp32", "bf16_o1", "bf16_o2", "bf16_o3", "fp16"},
+          "all of the below by one name (docs/numerics.md)"));
+  visit("compute", s.compute, one_of(dtypes, "dtype that the model computes with"));
+  visit("main", s.main, one_of(dtypes, "dtype that the optimizer updates"));
+  visit("gradient", s.gradient, one_of(dtypes, "dtype that gradients add up in"));
+  visit("reduce", s.reduce, one_of(dtypes, "dtype that gradients travel in"));
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, OptimSection>
+void keys(Section& s, Visitor&& visit) {
+  visit("name", s.name, one_of({"adamw"}, "the optimizer"));
+  visit("lr", s.lr, at_least(0, "rate, at its highest"));
+  visit("betas", s.betas, {.meaning = "decay of the two moments", .least = 0, .most = 1});
+  visit("eps", s.eps, at_least(0, "added to the root of the second moment"));
+  visit("weight_decay", s.weight_decay, at_least(0, "of all weights with two dims or more"));
+  visit("clip", s.clip, above(0, "largest norm of the gradients; absent: any"));
+  visit(
+      "schedule", s.schedule,
+      one_of(
+          {"constant", "linear", "cosine"},
+          "of the rate, after the warm-up; down to 0 at the last step"));
+  visit("warmup", s.warmup, at_least(0, "steps in which the rate rises to lr"));
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, TrainSection>
+void keys(Section& s, Visitor&& visit) {
+  visit("steps", s.steps, at_least(1, "number of updates"));
+  visit("seed", s.seed, at_least(0, "of initial weights and shuffling"));
+  visit("out", s.out, path("folder of the results"));
+  visit("save_every", s.save_every, at_least(0, "steps between checkpoints; 0: only at the end"));
+  visit("keep", s.keep, at_least(0, "newest checkpoints that stay; 0: all"));
+  visit(
+      "resume", s.resume,
+      meaning(
+          "\"auto\": from the newest whole checkpoint in out; \"none\"; or a checkpoint's folder"));
+  visit(
+      "recompute", s.recompute,
+      one_of({"none", "full", "selective"}, "activations that are computed again in the backward"));
+  visit("validate_every", s.validate_every, at_least(0, "steps between validations; 0: none"));
+  visit(
+      "loss", s.loss,
+      one_of({"mean", "per_token"}, "mean of the micro-batches' means, or over all tokens"));
+  visit("tensorboard", s.tensorboard, meaning("event files beside the results"));
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, DeviceSection>
+void keys(Section& s, Visitor&& visit) {
+  visit("kind", s.kind, one_of({"auto", "cpu", "cuda"}, "auto: cuda where there is one"));
+  visit(
+      "ranks", s.ranks,
+      at_least(1, "ranks to start on this machine where no launcher has; --ranks comes first"));
+}
+
+/// visitor(name, section) for each section.
+template <class Any, class Visitor>
+requires std::same_as<std::remove_const_t<Any>, Configuration>
+void sections(Any& all, Visitor&& visit) {
+  visit("model", all.model);
+  visit("data", all.data);
+  visit("shard", all.shard);
+  visit("precision", all.precision);
+  visit("optim", all.optim);
+  visit("train", all.train);
+  visit("device", all.device);
+}
+
+}  // namespace sherd

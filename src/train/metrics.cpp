@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/metrics.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace sherd {
+namespace {
+
+template <class... Args>
+std::string format(const char* how, Args... args) {
+  std::array<char, 256> text{};
+  std::snprintf(text.data(), text.size(), how, args...);
+  return text.data();
+}
+
+}  // namespace
+
+std::string StepMetrics::json() const {
+  nlohmann::ordered_json line{
+      {"step", step},
+      {"loss", loss},
+      {"grad_norm", grad_norm},
+      {"lr", lr},
+      {"step_seconds", step_seconds},
+      {"tokens_per_second", tokens_per_second},
+      {"tflops", tflops},
+      {"planned_bytes", planned_bytes},
+      {"peak_bytes", peak_bytes}};
+  if (val_loss) line["val_loss"] = *val_loss;
+  return line.dump();
+}
+
+std::string bytes_text(int64_t bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit < 4) {
+    value /= 1024;
+    ++unit;
+  }
+  return format(unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+}
+
+std::string duration_text(double seconds) {
+  const auto whole = static_cast<int64_t>(std::lround(seconds));
+  if (whole < 60) return format("%lld s", static_cast<long long>(whole));
+  if (whole < 3600) {
+    return format(
+        "%lld min %02lld s", static_cast<long long>(whole / 60),
+        static_cast<long long>(whole % 60));
+  }
+  return format(
+      "%lld h %02lld min", static_cast<long long>(whole / 3600),
+      static_cast<long long>(whole / 60 % 60));
+}
+
+std::string line_of(
+    const StepMetrics& metrics, int64_t steps, double possible_tflops, double seconds_left) {
+  const auto digits = static_cast<int>(std::to_string(steps).size());
+  auto line = format(
+      "step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s", digits,
+      static_cast<long long>(metrics.step), static_cast<long long>(steps), metrics.loss,
+      metrics.grad_norm, metrics.lr, metrics.tokens_per_second);
+  line += format(metrics.tflops < 1 ? "  %.3f TFLOP/s" : "  %.0f TFLOP/s", metrics.tflops);
+  if (possible_tflops > 0) line += format(" (%.0f %%)", 100 * metrics.tflops / possible_tflops);
+  line += "  " + bytes_text(metrics.peak_bytes) + " of " + bytes_text(metrics.planned_bytes);
+  if (metrics.val_loss) line += format("  validation %.4f", *metrics.val_loss);
+  return line + "  " + duration_text(seconds_left) + " left";
+}
+
+MetricsFile::MetricsFile(const std::string& path) : path_(path), file_(path) {
+  TORCH_CHECK(file_, "[train] ", path, " can't be written: check train.out and the disk");
+}
+
+void MetricsFile::add(const StepMetrics& metrics) {
+  file_ << metrics.json() << '\n' << std::flush;
+  TORCH_CHECK(file_, "[train] ", path_, " can't be written: check the disk");
+}
+
+}  // namespace sherd

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <optional>
+#include <string>
+
+namespace sherd {
+
+/// What is known of a step once it is done.
+struct StepMetrics {
+  int64_t step = 0;
+  double loss = 0;       ///< mean over all tokens of the global batch, before the update
+  double grad_norm = 0;  ///< over all parameters and ranks, before clipping
+  double lr = 0;
+  double step_seconds = 0;
+  double tokens_per_second = 0;  ///< of all ranks
+  double tflops = 0;             ///< per rank
+  int64_t planned_bytes = 0;     ///< by Sherd, on the fullest rank
+  int64_t peak_bytes = 0;
+  std::optional<double> val_loss{};
+
+  /// One line of JSON.
+  std::string json() const;
+};
+
+/// For a person: the step's numbers in one line, with what is left to do.
+std::string line_of(
+    const StepMetrics& metrics, int64_t steps, double possible_tflops, double seconds_left);
+
+std::string bytes_text(int64_t bytes);
+std::string duration_text(double seconds);
+
+/// `metrics.jsonl`: a line per step, on the disk when add() returns.
+class MetricsFile {
+ public:
+  explicit MetricsFile(const std::string& path);
+  void add(const StepMetrics& metrics);
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+};
+
+}  // namespace sherd

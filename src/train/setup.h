@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "sherd/comm/mesh.h"
+#include "sherd/comm/world.h"
+#include "sherd/models/language_model.h"
+#include "sherd/shard/options.h"
+#include "sherd/train/configuration.h"
+#include "train/token_file.h"
+
+// From the words of a configuration to the things they name.
+namespace sherd {
+
+World world_of(const DeviceSection& device);
+/// `dp`, and `dp_outer` where ranks are in several groups.
+Mesh mesh_of(const ShardSection& shard, const World& world);
+ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh);
+/// Built without memory, sharded and given its initial values. Collective.
+std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh);
+/// With ffn and kv_heads worked out where they are 0.
+ModelSection resolved(ModelSection model);
+std::unique_ptr<TokenFile> training_file_of(const DataSection& data);
+std::unique_ptr<TokenFile> validation_file_of(const DataSection& data);
+
+}  // namespace sherd

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+
+#include "sherd/optim/adamw.h"
+#include "sherd/shard/fully_shard.h"
+#include "sherd/shard/module.h"
+#include "sherd/train/train.h"
+#include "train/metrics.h"
+#include "train/sampler.h"
+#include "train/schedule.h"
+#include "train/setup.h"
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+int64_t samples_in(const TokenFile& file, int64_t seq) {
+  const int64_t samples = (file.size() - 1) / seq;
+  TORCH_CHECK_VALUE(
+      file.size() > seq, "[train.data] ", file.path(), " has ", file.size(),
+      " tokens; a sequence of data.seq = ", seq, " needs ", seq + 1);
+  return samples;
+}
+
+struct Batch {
+  at::Tensor tokens_BS;
+  at::Tensor targets_BS;
+};
+
+class Trainer {
+ public:
+  explicit Trainer(const Configuration& configuration);
+  void run();
+
+ private:
+  StepMetrics step(int64_t number);
+  double validate();
+  Batch load(const TokenFile& file, const std::vector<int64_t>& samples) const;
+  double sum(double mine) const;
+  int64_t most(int64_t mine) const;
+  bool first() const { return world_.rank() == 0; }
+  void say(const std::string& line) const;
+
+  Configuration configuration_;
+  World world_;
+  Mesh mesh_;
+  std::unique_ptr<TokenFile> file_;
+  std::unique_ptr<TokenFile> validation_;
+  std::shared_ptr<LanguageModel> model_;
+  Sampler sampler_;
+  AdamW optimizer_;
+  int64_t planned_bytes_ = 0;
+};
+
+Configuration with_resolved_model(Configuration configuration) {
+  configuration.model = resolved(configuration.model);
+  return configuration;
+}
+
+Sampler::Options sampling_of(
+    const Configuration& configuration, const TokenFile& file, int64_t ranks) {
+  const auto& data = configuration.data;
+  return {
+      .samples = samples_in(file, data.seq),
+      .batch = data.batch,
+      .micro_batches = data.micro_batches,
+      .ranks = ranks,
+      .shuffle = data.shuffle,
+      .seed = static_cast<uint64_t>(configuration.train.seed)};
+}
+
+AdamWOptions optimizer_of(const Configuration& configuration) {
+  const auto& optim = configuration.optim;
+  AdamWOptions options;
+  options.rate = optim.lr;
+  options.beta1 = optim.betas[0];
+  options.beta2 = optim.betas[1];
+  options.epsilon = optim.eps;
+  options.decay = optim.weight_decay;
+  options.max_norm = optim.clip.value_or(0);
+  options.rules = {{.match = "*norm.weight", .decay = 0}};
+  const auto& precision = configuration.precision;
+  if (precision.recipe == "fp16" || precision.compute == "fp16") options.scaling = LossScaling{};
+  return options;
+}
+
+Trainer::Trainer(const Configuration& configuration)
+    : configuration_(with_resolved_model(configuration)),
+      world_(world_of(configuration.device)),
+      mesh_(mesh_of(configuration.shard, world_)),
+      file_(training_file_of(configuration.data)),
+      validation_(validation_file_of(configuration.data)),
+      model_(model_of(configuration_, mesh_)),
+      sampler_(sampling_of(configuration_, *file_, world_.size())),
+      optimizer_(*model_, optimizer_of(configuration_)) {
+  planned_bytes_ = most(program(*model_).bytes().peak() + optimizer_.allocated_bytes());
+}
+
+void Trainer::say(const std::string& line) const {
+  if (first()) std::cout << line << std::endl;
+}
+
+double Trainer::sum(double mine) const {
+  auto value = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
+  value.fill_(mine);
+  world_.communicator().all_reduce(value, Reduction::sum()).synchronize();
+  return value.item<double>();
+}
+
+int64_t Trainer::most(int64_t mine) const {
+  const auto options = at::TensorOptions().dtype(at::kLong).device(world_.device());
+  auto value = at::zeros({1}, options);
+  value.fill_(mine);
+  auto all = at::empty({world_.size()}, options);
+  world_.communicator().all_gather(all, value).synchronize();
+  return all.max().item<int64_t>();
+}
+
+Batch Trainer::load(const TokenFile& file, const std::vector<int64_t>& samples) const {
+  const int64_t seq = configuration_.data.seq;
+  auto rows = at::empty({std::ssize(samples), seq + 1}, at::kLong);
+  auto* into = rows.mutable_data_ptr<int64_t>();
+  for (const int64_t sample : samples) {
+    file.read(sample * seq, seq + 1, configuration_.model.vocab, into);
+    into += seq + 1;
+  }
+  rows = rows.to(world_.device());
+  return {rows.narrow(1, 0, seq).contiguous(), rows.narrow(1, 1, seq).contiguous()};
+}
+
+StepMetrics Trainer::step(int64_t number) {
+  const auto begin = Clock::now();
+  const auto& [data, train] = std::tie(configuration_.data, configuration_.train);
+  const bool per_token = train.loss == "per_token";
+  const int64_t tokens = sampler_.samples_in(number) * data.seq;
+  // Sherd takes the mean over the ranks; all together it is the mean over the step's tokens.
+  const double weight =
+      per_token ? 1 : static_cast<double>(world_.size()) / static_cast<double>(tokens);
+  auto total = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
+  int64_t mine = 0;
+  for (int64_t i = 0; i < data.micro_batches; ++i) {
+    const auto samples = sampler_.samples(number, i, world_.rank());
+    if (samples.empty()) {
+      idle_pass(*model_);
+      continue;
+    }
+    const auto [tokens_BS, targets_BS] = load(*file_, samples);
+    const auto loss = call(*model_, tokens_BS, targets_BS);
+    total += loss.detach();
+    mine += targets_BS.numel();
+    optimizer_.scale(loss * weight).backward();
+  }
+  StepMetrics metrics;
+  metrics.step = number;
+  metrics.lr = rate_of(configuration_.optim, train.steps, number);
+  optimizer_.set_rate(metrics.lr);
+  optimizer_.step({.tokens = per_token ? std::optional(mine) : std::nullopt});
+  metrics.loss = sum(total.item<double>()) / static_cast<double>(tokens);
+  metrics.grad_norm = optimizer_.gradient_norm();
+  metrics.step_seconds = seconds_since(begin);
+  metrics.tokens_per_second = static_cast<double>(tokens) / metrics.step_seconds;
+  metrics.tflops = model_->flops_per_token(data.seq) * metrics.tokens_per_second /
+                   static_cast<double>(world_.size()) / 1e12;
+  metrics.planned_bytes = planned_bytes_;
+  metrics.peak_bytes = most(allocated_bytes(*model_) + optimizer_.allocated_bytes());
+  return metrics;
+}
+
+double Trainer::validate() {
+  const c10::NoGradGuard no_grad;
+  const auto& data = configuration_.data;
+  const Sampler sampler(
+      {.samples = samples_in(*validation_, data.seq), .batch = data.batch, .ranks = world_.size()});
+  double loss = 0;
+  int64_t tokens = 0;
+  for (int64_t step = 1; step <= sampler.steps_per_pass(); ++step) {
+    tokens += sampler.samples_in(step) * data.seq;
+    const auto samples = sampler.samples(step, 0, world_.rank());
+    if (samples.empty()) {
+      idle_pass(*model_);
+      continue;
+    }
+    const auto [tokens_BS, targets_BS] = load(*validation_, samples);
+    loss += call(*model_, tokens_BS, targets_BS).item<double>();
+  }
+  return sum(loss) / static_cast<double>(tokens);
+}
+
+void Trainer::run() {
+  const auto& train = configuration_.train;
+  std::optional<MetricsFile> metrics;
+  if (first()) {
+    fs::create_directories(train.out);
+    std::ofstream(fs::path(train.out) / "configuration.toml") << to_text(configuration_);
+    metrics.emplace((fs::path(train.out) / "metrics.jsonl").string());
+  }
+  const auto begin = Clock::now();
+  for (int64_t number = 1; number <= train.steps; ++number) {
+    auto result = step(number);
+    if (train.validate_every > 0 && number % train.validate_every == 0) {
+      result.val_loss = validate();
+    }
+    const double each = seconds_since(begin) / static_cast<double>(number);
+    say(line_of(result, train.steps, 0, each * static_cast<double>(train.steps - number)));
+    if (metrics) metrics->add(result);
+  }
+}
+
+}  // namespace
+
+void train(const Configuration& configuration) {
+  Trainer(configuration).run();
+}
+
+}  // namespace sherd
