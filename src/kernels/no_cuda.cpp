@@ -35,7 +35,7 @@ void advance_control_on_cuda(double*, const double*, int64_t, const ControlRules
 void fill_keyed_on_cuda(const KeyedRun&, c10::Device) {
   refuse();
 }
-void measure_on_cuda(const Measurement&, double*) {
+void measure_on_cuda(const Measurement&, double*, Watched*, const Look&) {
   refuse();
 }
 void repeat_on_cuda(void*, const void*, int64_t, int64_t, c10::Device) {
