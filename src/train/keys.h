@@ -133,7 +133,7 @@ requires std::same_as<std::remove_const_t<Section>, TrainSection>
 void keys(Section& s, Visitor&& visit) {
   visit("steps", s.steps, at_least(1, "number of updates"));
   visit("seed", s.seed, at_least(0, "of initial weights and shuffling"));
-  visit("out", s.out, path("folder of the results"));
+  visit("out", s.out, meaning("folder of the results"));
   visit("save_every", s.save_every, at_least(0, "steps between checkpoints; 0: only at the end"));
   visit("keep", s.keep, at_least(0, "newest checkpoints that stay; 0: all"));
   visit(

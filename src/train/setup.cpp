@@ -32,7 +32,9 @@ Recompute recompute_of(const std::string& word) {
 }
 
 LlamaOptions llama_of(const ModelSection& model, const TrainSection& train) {
-  LlamaOptions options;
+  LlamaOptions options = model.from ? read_llama_options(*model.from) : LlamaOptions();
+  options.recompute = recompute_of(train.recompute);
+  if (model.from) return options;
   options.vocab = model.vocab;
   options.dim = model.dim;
   options.layers = model.layers;
@@ -44,7 +46,6 @@ LlamaOptions llama_of(const ModelSection& model, const TrainSection& train) {
   options.norm_eps = model.norm_eps;
   options.tie_embeddings = model.tie_embeddings;
   options.init_std = model.init_std;
-  options.recompute = recompute_of(train.recompute);
   return options;
 }
 
@@ -97,10 +98,25 @@ std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, cons
     return model->initial_values(name, shape);
   };
   initialise(*model, {.seed = static_cast<uint64_t>(configuration.train.seed), .values = values});
+  if (configuration.model.from) load_llama(*model, *configuration.model.from);
   return model;
 }
 
 ModelSection resolved(ModelSection model) {
+  if (model.from) {
+    const auto options = read_llama_options(*model.from);
+    model.dim = options.dim;
+    model.layers = options.layers;
+    model.heads = options.heads;
+    model.kv_heads = options.kv_heads;
+    model.ffn = options.ffn;
+    model.vocab = options.vocab;
+    model.rope_theta = options.rope_theta;
+    model.norm_eps = options.norm_eps;
+    model.tie_embeddings = options.tie_embeddings;
+    model.init_std = options.init_std;
+    return model;
+  }
   if (model.kv_heads == 0) model.kv_heads = model.heads;
   if (model.ffn == 0) model.ffn = (8 * model.dim / 3 + 63) / 64 * 64;
   return model;

@@ -19,7 +19,7 @@ Mesh mesh_of(const ShardSection& shard, const World& world);
 ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh);
 /// Built without memory, sharded and given its initial values. Collective.
 std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh);
-/// With ffn and kv_heads worked out where they are 0.
+/// With ffn and kv_heads worked out where they are 0, and all that a folder says.
 ModelSection resolved(ModelSection model);
 std::unique_ptr<TokenFile> training_file_of(const DataSection& data);
 std::unique_ptr<TokenFile> validation_file_of(const DataSection& data);

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+
+#include "sherd/checkpoint/safetensors.h"
+
+namespace sherd {
+
+struct SafetensorsHeader {
+  std::map<std::string, SafetensorsFile::Tensor> tensors;
+  std::map<std::string, std::string> metadata;
+  size_t size = 0;  ///< in the file, with the number in front
+};
+
+/// Reads the header of a file of these bytes. Throws, naming the file and what is wrong, unless
+/// every tensor has a known dtype and lies, right after another, within the file.
+SafetensorsHeader parse_safetensors(const std::string& path, std::span<const unsigned char> file);
+
+/// The number and the header, padded to a multiple of 8 bytes. The tensors' places are given by
+/// their order.
+std::string safetensors_header(
+    const std::vector<std::pair<std::string, SafetensorsFile::Tensor>>& tensors,
+    const std::map<std::string, std::string>& metadata);
+
+}  // namespace sherd

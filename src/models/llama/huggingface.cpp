@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// Llama as a folder of Hugging Face's: config.json, and safetensors in one file or several.
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "sherd/checkpoint/safetensors.h"
+#include "sherd/models/llama.h"
+#include "sherd/shard/fully_shard.h"
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+constexpr std::uintmax_t kLargest = 16 << 20;  // bytes of a JSON file
+
+Json read_json(const fs::path& path) {
+  std::error_code code;
+  const auto size = fs::file_size(path, code);
+  TORCH_CHECK_VALUE(
+      !code, "[model.from] ", path.string(),
+      " can't be read: model.from is a folder with config.json ",
+      "and model.safetensors, as save_pretrained writes it");
+  TORCH_CHECK_VALUE(
+      size <= kLargest, "[model.from] ", path.string(), " has ", size,
+      " bytes: that is no such file");
+  std::ifstream file(path);
+  try {
+    auto json = Json::parse(file);
+    TORCH_CHECK_VALUE(json.is_object(), "[model.from] ", path.string(), " is no JSON object");
+    return json;
+  } catch (const Json::exception& error) {
+    TORCH_CHECK_VALUE(false, "[model.from] ", path.string(), " is no JSON (", error.what(), ")");
+  }
+}
+
+/// The values of a config.json, each of the type and in the range that it must have.
+class Config {
+ public:
+  Config(Json json, std::string path) : json_(std::move(json)), path_(std::move(path)) {}
+
+  int64_t count(const char* key, std::optional<int64_t> otherwise = {}) const {
+    const auto* value = find(key, otherwise.has_value());
+    if (!value) return *otherwise;
+    const bool fine = value->is_number_integer() && value->get<int64_t>() > 0 &&
+                      value->get<int64_t>() < int64_t{1} << 40;
+    TORCH_CHECK_VALUE(
+        fine, "[model.from] ", path_, ": ", key, " = ", shown(*value),
+        ": it must be a whole number above 0");
+    return value->get<int64_t>();
+  }
+  double real(const char* key, std::optional<double> otherwise = {}) const {
+    const auto* value = find(key, otherwise.has_value());
+    if (!value) return *otherwise;
+    TORCH_CHECK_VALUE(
+        value->is_number() && value->get<double>() > 0, "[model.from] ", path_, ": ", key, " = ",
+        shown(*value), ": it must be a number above 0");
+    return value->get<double>();
+  }
+  bool flag(const char* key, bool otherwise) const {
+    const auto* value = find(key, true);
+    if (!value) return otherwise;
+    TORCH_CHECK_VALUE(
+        value->is_boolean(), "[model.from] ", path_, ": ", key, " = ", shown(*value),
+        ": it must be true or false");
+    return value->get<bool>();
+  }
+  void require(const char* key, const Json& wanted) const {
+    const auto* value = find(key, true);
+    TORCH_CHECK_VALUE(
+        !value || *value == wanted, "[model.from] ", path_, ": ", key, " = ", shown(*value),
+        ": only ", wanted.dump(), " is supported");
+  }
+  std::optional<Config> inner(const char* key) const {
+    const auto* value = find(key, true);
+    if (!value) return std::nullopt;
+    TORCH_CHECK_VALUE(
+        value->is_object(), "[model.from] ", path_, ": ", key, " = ", shown(*value),
+        ": it must be an object");
+    return Config(*value, path_ + ": " + key);
+  }
+  std::string word(const char* key) const {
+    const auto* value = find(key, true);
+    return value && value->is_string() ? value->get<std::string>() : "";
+  }
+
+ private:
+  const Json* find(const char* key, bool optional) const {
+    const auto found = json_.find(key);
+    if (found != json_.end() && !found->is_null()) return &*found;
+    TORCH_CHECK_VALUE(optional, "[model.from] ", path_, " has no ", key);
+    return nullptr;
+  }
+  static std::string shown(const Json& value) { return value.dump().substr(0, 60); }
+
+  Json json_;
+  std::string path_;
+};
+
+std::optional<RopeScaling> scaling_of(const Config& config) {
+  const auto scaling = config.inner("rope_scaling");
+  if (!scaling) return std::nullopt;
+  auto kind = scaling->word("rope_type");
+  if (kind.empty()) kind = scaling->word("type");
+  if (kind == "default") return std::nullopt;
+  TORCH_CHECK_VALUE(
+      kind == "llama3", "[model.from] rope_scaling of type '", kind, "': only llama3 is supported");
+  return RopeScaling{
+      .factor = scaling->real("factor"),
+      .low_frequency_factor = scaling->real("low_freq_factor"),
+      .high_frequency_factor = scaling->real("high_freq_factor"),
+      .original_positions = scaling->count("original_max_position_embeddings")};
+}
+
+/// The name that a parameter has there.
+std::string foreign_name(const std::string& name) {
+  static const std::map<std::string, std::string> in_layer{
+      {"attention_norm.weight", "input_layernorm.weight"},
+      {"attention.query.weight", "self_attn.q_proj.weight"},
+      {"attention.key.weight", "self_attn.k_proj.weight"},
+      {"attention.value.weight", "self_attn.v_proj.weight"},
+      {"attention.output.weight", "self_attn.o_proj.weight"},
+      {"feed_forward_norm.weight", "post_attention_layernorm.weight"},
+      {"feed_forward.gate.weight", "mlp.gate_proj.weight"},
+      {"feed_forward.up.weight", "mlp.up_proj.weight"},
+      {"feed_forward.down.weight", "mlp.down_proj.weight"}};
+  if (name == "embedding.weight") return "model.embed_tokens.weight";
+  if (name == "norm.weight" || name == "head.norm.weight") return "model.norm.weight";
+  if (name == "head.linear.weight") return "lm_head.weight";
+  const auto dot = name.find('.');
+  return "model.layers." + name.substr(5, dot - 5) + "." + in_layer.at(name.substr(dot + 1));
+}
+
+/// The weights of a folder, whichever files they are in.
+class Weights {
+ public:
+  explicit Weights(const fs::path& folder) {
+    const auto index = folder / "model.safetensors.index.json";
+    if (!fs::exists(index)) {
+      add(folder / "model.safetensors");
+      return;
+    }
+    const auto json = read_json(index);
+    const auto map = json.find("weight_map");
+    TORCH_CHECK_VALUE(
+        map != json.end() && map->is_object(), "[model.from] ", index.string(),
+        " has no weight_map");
+    std::map<std::string, bool> files;
+    for (const auto& [name, file] : map->items()) {
+      TORCH_CHECK_VALUE(
+          file.is_string() &&
+              fs::path(file.get<std::string>()).filename() == file.get<std::string>(),
+          "[model.from] ", index.string(), ": the file of '", name, "' is ",
+          file.dump().substr(0, 60), ": it must be the name of a file in the same folder");
+      if (!std::exchange(files[file.get<std::string>()], true))
+        add(folder / file.get<std::string>());
+    }
+  }
+
+  at::Tensor read(const std::string& name, at::IntArrayRef shape) const {
+    const auto found = files_.find(name);
+    TORCH_CHECK_VALUE(
+        found != files_.end(), "[model.from] ", open_.front().path(), " has no tensor '", name,
+        "', which the model of config.json needs");
+    auto value = open_[found->second].read(name);
+    TORCH_CHECK_VALUE(
+        value.sizes() == shape, "[model.from] ", open_[found->second].path(), ": tensor '", name,
+        "' has the shape ", value.sizes(), ", but by config.json it is ", shape);
+    return value;
+  }
+
+ private:
+  void add(const fs::path& path) {
+    open_.emplace_back(path.string());
+    for (const auto& [name, tensor] : open_.back().tensors()) {
+      files_[name] = open_.size() - 1;
+    }
+  }
+  std::vector<SafetensorsFile> open_;
+  std::map<std::string, size_t> files_;
+};
+
+}  // namespace
+
+LlamaOptions read_llama_options(const std::string& folder) {
+  const auto path = fs::path(folder) / "config.json";
+  const Config config(read_json(path), path.string());
+  config.require("architectures", Json::array({"LlamaForCausalLM"}));
+  config.require("hidden_act", "silu");
+  config.require("attention_bias", false);
+  config.require("mlp_bias", false);
+  LlamaOptions options;
+  options.vocab = config.count("vocab_size");
+  options.dim = config.count("hidden_size");
+  options.layers = config.count("num_hidden_layers");
+  options.heads = config.count("num_attention_heads");
+  options.kv_heads = config.count("num_key_value_heads", options.heads);
+  options.head_dim = config.count("head_dim", std::max<int64_t>(1, options.dim / options.heads));
+  options.ffn = config.count("intermediate_size");
+  options.rope_theta = config.real("rope_theta", 10000);
+  options.rope_scaling = scaling_of(config);
+  options.norm_eps = config.real("rms_norm_eps", 1e-6);
+  options.tie_embeddings = config.flag("tie_word_embeddings", false);
+  options.init_std = config.real("initializer_range", 0.02);
+  TORCH_CHECK_VALUE(
+      options.heads % options.kv_heads == 0 && options.head_dim % 2 == 0, "[model.from] ",
+      path.string(), ": num_key_value_heads = ", options.kv_heads,
+      " must divide num_attention_heads = ", options.heads, ", and head_dim = ", options.head_dim,
+      " must be even");
+  return options;
+}
+
+void load_llama(LanguageModel& model, const std::string& folder) {
+  const Weights weights{fs::path(folder)};
+  std::map<const torch::nn::Module*, std::string> prefixes;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    prefixes[item.value().get()] = item.key() + ".";
+  }
+  std::map<std::string, bool> loaded;
+  const auto load = [&](torch::nn::Module& module, const std::string& prefix) {
+    edit_parameters(module, [&] {
+      for (const auto& item : module.named_parameters()) {
+        const auto name = prefix + item.key();
+        if (std::exchange(loaded[name], true)) continue;  // of a unit inside
+        item.value().copy_(weights.read(foreign_name(name), item.value().sizes()));
+      }
+    });
+  };
+  for (const auto& unit : model.units()) load(*unit, prefixes.at(unit.get()));
+  load(model, "");
+}
+
+void save_llama(
+    const LanguageModel& model,
+    const LlamaOptions& options,
+    const std::string& folder,
+    bool writes) {
+  const auto full = full_parameters(model);
+  if (!writes) return;
+  Json config{
+      {"architectures", {"LlamaForCausalLM"}},
+      {"model_type", "llama"},
+      {"hidden_act", "silu"},
+      {"attention_bias", false},
+      {"mlp_bias", false},
+      {"vocab_size", options.vocab},
+      {"hidden_size", options.dim},
+      {"num_hidden_layers", options.layers},
+      {"num_attention_heads", options.heads},
+      {"num_key_value_heads", options.kv_heads},
+      {"head_dim", options.head_dim},
+      {"intermediate_size", options.ffn},
+      {"rope_theta", options.rope_theta},
+      {"rms_norm_eps", options.norm_eps},
+      {"tie_word_embeddings", options.tie_embeddings},
+      {"initializer_range", options.init_std}};
+  if (const auto& scaling = options.rope_scaling) {
+    config["rope_scaling"] = {
+        {"rope_type", "llama3"},
+        {"factor", scaling->factor},
+        {"low_freq_factor", scaling->low_frequency_factor},
+        {"high_freq_factor", scaling->high_frequency_factor},
+        {"original_max_position_embeddings", scaling->original_positions}};
+  }
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& [name, value] : full) tensors.emplace_back(foreign_name(name), value);
+  fs::create_directories(folder);
+  write_safetensors((fs::path(folder) / "model.safetensors").string(), tensors, {{"format", "pt"}});
+  std::ofstream file(fs::path(folder) / "config.json");
+  file << config.dump(2) << '\n';
+  TORCH_CHECK(file.flush(), "[model] ", folder, "/config.json can't be written: check the disk");
+}
+
+}  // namespace sherd
