@@ -73,12 +73,13 @@ std::string range_of(const Key& key) {
   }
   if (std::isfinite(key.least))
     words.push_back((key.above ? "above " : "at least ") + number(key.least));
-  if (std::isfinite(key.most)) words.push_back("at most " + number(key.most));
+  if (std::isfinite(key.most))
+    words.push_back((key.below ? "below " : "at most ") + number(key.most));
   return join(words, " and ");
 }
 
 bool in_range(const Key& key, double value) {
-  return std::isfinite(value) && value <= key.most &&
+  return std::isfinite(value) && (key.below ? value < key.most : value <= key.most) &&
          (key.above ? value > key.least : value >= key.least);
 }
 
@@ -177,7 +178,7 @@ class Reader {
       return wrong_type(found, name, c_numbers(into.size()));
     }
     for (const double value : *found.reals) {
-      if (!in_range(key, value) || value == key.most) return out_of_range(found, name, key);
+      if (!in_range(key, value)) return out_of_range(found, name, key);
     }
     into = *found.reals;
     return true;

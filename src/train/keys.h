@@ -18,6 +18,7 @@ struct Key {
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
   bool above = false;  ///< the least itself is not allowed
+  bool below = false;  ///< nor the most
   bool path = false;   ///< of a file or folder
 };
 
@@ -116,7 +117,9 @@ requires std::same_as<std::remove_const_t<Section>, OptimSection>
 void keys(Section& s, Visitor&& visit) {
   visit("name", s.name, one_of({"adamw"}, "the optimizer"));
   visit("lr", s.lr, at_least(0, "rate, at its highest"));
-  visit("betas", s.betas, {.meaning = "decay of the two moments", .least = 0, .most = 1});
+  visit(
+      "betas", s.betas,
+      {.meaning = "decay of the two moments", .least = 0, .most = 1, .below = true});
   visit("eps", s.eps, at_least(0, "added to the root of the second moment"));
   visit("weight_decay", s.weight_decay, at_least(0, "of all weights with two dims or more"));
   visit("clip", s.clip, above(0, "largest norm of the gradients; absent: any"));

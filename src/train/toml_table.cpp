@@ -19,16 +19,23 @@ std::string place_of(const std::string& file, const toml::node& node) {
   return file + ":" + std::to_string(node.source().begin.line);
 }
 
+/// As somebody would write it.
 std::string text_of(const toml::node& node) {
   std::ostringstream out;
-  node.visit([&](const auto& value) {
-    if constexpr (toml::is_table<decltype(value)>) {
-      out << "{…}";
-    } else {
-      out << value;
-    }
-  });
-  auto text = out.str();
+  if (node.is_table()) {
+    out << "{…}";
+  } else if (const auto* real = node.as_floating_point()) {
+    out << real->get();
+  } else if (const auto* string = node.as_string()) {
+    out << '"' << string->get() << '"';
+  } else if (const auto* list = node.as_array()) {
+    out << '[';
+    for (size_t i = 0; i < list->size(); ++i) out << (i > 0 ? ", " : "") << text_of((*list)[i]);
+    out << ']';
+  } else {
+    node.visit([&](const auto& value) { out << value; });
+  }
+  const auto text = out.str();
   return text.size() > 60 ? text.substr(0, 57) + "…" : text;
 }
 

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/train/configuration.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "files/temporary_folder.h"
+
+namespace sherd {
+namespace {
+
+const char* const kWhole = "[data]\ntext = \"story.txt\"\n";
+
+class ConfigurationTest : public ::testing::Test {
+ protected:
+  std::string file(const std::string& text) const {
+    const auto path = folder_.file("run.toml");
+    std::ofstream(path) << text;
+    return path;
+  }
+  Configuration read(
+      const std::string& text, const std::vector<std::string>& overrides = {}) const {
+    return read_configuration(file(text), overrides);
+  }
+  /// Its problems, without the folder.
+  std::vector<std::string> problems(
+      const std::string& text, const std::vector<std::string>& overrides = {}) const {
+    try {
+      read(text, overrides);
+    } catch (const ConfigurationError& error) {
+      auto found = error.problems();
+      for (auto& one : found) {
+        const auto at = one.find(folder_.path() + "/");
+        if (at != std::string::npos) one.erase(at, folder_.path().size() + 1);
+      }
+      return found;
+    }
+    return {};
+  }
+  void expect_problem(
+      const std::string& text,
+      const std::string& expected,
+      const std::vector<std::string>& overrides = {}) const {
+    const auto found = problems(text, overrides);
+    ASSERT_EQ(found.size(), 1u) << (found.empty() ? "" : found[1]);
+    EXPECT_EQ(found[0], expected);
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(ConfigurationTest, WhatIsNotSaidHasItsDefault) {
+  const auto all = read(kWhole);
+  EXPECT_EQ(all.model.kind, "llama");
+  EXPECT_EQ(all.optim.betas, (std::vector<double>{0.9, 0.95}));
+  EXPECT_FALSE(all.optim.clip.has_value());
+}
+
+TEST_F(ConfigurationTest, FilesToReadAreMeantFromTheFilesFolderAndOverridesFromHere) {
+  EXPECT_EQ(read(kWhole).data.text, folder_.file("story.txt"));
+  EXPECT_EQ(read(kWhole, {"data.text=other.txt"}).data.text, "other.txt");
+  EXPECT_EQ(read(std::string(kWhole) + "[train]\nout = \"here\"").train.out, "here");
+}
+
+TEST_F(ConfigurationTest, OverridesComeLastAndStringsNeedNoQuotes) {
+  const auto all = read(
+      std::string(kWhole) + "[optim]\nlr = 1\nschedule = \"linear\"",
+      {"optim.lr=2e-4", "optim.schedule=constant", "optim.betas=[0.8, 0.9]", "optim.clip=1"});
+  EXPECT_EQ(all.optim.lr, 2e-4);
+  EXPECT_EQ(all.optim.schedule, "constant");
+  EXPECT_EQ(all.optim.betas, (std::vector<double>{0.8, 0.9}));
+  EXPECT_EQ(all.optim.clip, 1);
+}
+
+TEST_F(ConfigurationTest, TheDumpReadsBackAsTheSame) {
+  const auto all = read(
+      std::string(kWhole) + "[optim]\nlr = 0.1\nclip = 0.3\n[precision]\nrecipe = \"bf16_o2\"",
+      {"train.out=a \"quoted\" name", "model.tie_embeddings=true"});
+  const auto text = to_text(all);
+  EXPECT_EQ(to_text(read(text)), text);
+  EXPECT_NE(text.find("clip = 0.3\n"), std::string::npos) << text;
+}
+
+TEST_F(ConfigurationTest, MisspeltKeysAreNamedWithTheNearestOne) {
+  expect_problem(
+      std::string(kWhole) + "[optim]\nwarmpu = 2",
+      "run.toml:4: optim.warmpu = 2: there is no such key; did you mean optim.warmup?");
+  expect_problem(
+      kWhole,
+      "--set optim.rate=1:1: optim.rate = 1: there is no such key; there are name, lr, betas, eps, "
+      "weight_decay, clip, schedule, warmup",
+      {"optim.rate=1"});
+}
+
+TEST_F(ConfigurationTest, EveryProblemHasItsLine) {
+  const auto found = problems(
+      "[model]\ndim = \"wide\"\nlayers = 0\nheads = 2.5\n[data]\ntext = \"a\"\nshuffle = 1\n"
+      "[optim]\nbetas = [0.9, 1.0]\nlr = -1\nclip = nan\nname = \"sgd\"\n[modle]\ndim = 3");
+  const std::vector<std::string> expected{
+      "run.toml:2: model.dim = \"wide\": it must be a whole number",
+      "run.toml:3: model.layers = 0: it must be at least 1",
+      "run.toml:4: model.heads = 2.5: it must be a whole number",
+      "run.toml:7: data.shuffle = 1: it must be true or false",
+      "run.toml:12: optim.name = \"sgd\": it must be one of \"adamw\"",
+      "run.toml:10: optim.lr = -1: it must be at least 0",
+      "run.toml:9: optim.betas = [0.9, 1]: it must be at least 0 and below 1",
+      "run.toml:11: optim.clip = nan: it must be above 0",
+      "run.toml:13: modle = {…}: there is no such key; did you mean model?"};
+  EXPECT_EQ(found, expected);
+}
+
+TEST_F(ConfigurationTest, KeysThatContradictEachOtherAreNamed) {
+  expect_problem(kWhole, "model.heads = 3: it must divide model.dim = 256", {"model.heads=3"});
+  expect_problem(
+      kWhole, "model.kv_heads = 3: it must divide model.heads = 8", {"model.kv_heads=3"});
+  expect_problem("", "data: give data.tokens = \"file.bin\" or data.text = \"file.txt\"");
+  expect_problem(
+      kWhole,
+      "precision.recipe = \"fp32\": a recipe sets compute, main, gradient and reduce; remove those "
+      "keys, or the recipe",
+      {"precision.recipe=fp32", "precision.main=fp32"});
+  expect_problem(
+      kWhole, "optim.warmup = 200: it must be at most train.steps = 100", {"optim.warmup=200"});
+  expect_problem(
+      kWhole, "train.validate_every = 5: there is nothing to validate with; give data.validation",
+      {"train.validate_every=5"});
+}
+
+TEST_F(ConfigurationTest, WhatIsNoTomlIsRefusedWithItsLine) {
+  const auto found = problems("[model]\ndim = = 3");
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].rfind("run.toml:2: ", 0), 0u) << found[0];
+  expect_problem(kWhole, "--set lr: write it as --set section.key=value", {"lr"});
+  try {
+    read_configuration(folder_.file("nothing.toml"));
+    FAIL();
+  } catch (const ConfigurationError& error) {
+    EXPECT_NE(std::string(error.what()).find("nothing.toml: it can't be read"), std::string::npos);
+  }
+}
+
+TEST_F(ConfigurationTest, TheHelpHasEveryKeyWithItsMeaning) {
+  const auto help = configuration_help();
+  for (const char* word :
+       {"[model]", "rope_theta = 10000", "[precision]", "clip\n",
+        "one of \"auto\", \"cpu\", \"cuda\""}) {
+    EXPECT_NE(help.find(word), std::string::npos) << word;
+  }
+}
+
+}  // namespace
+}  // namespace sherd

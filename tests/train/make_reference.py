@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the model of llama_folder.py with transformers and writes losses and norms to reference.json.
+
+Run by hand where transformers is installed, when llama_folder.py has changed."""
+import json
+import pathlib
+import tempfile
+
+import torch
+import transformers
+
+import llama_folder as given
+
+
+def train(kind):
+    with tempfile.TemporaryDirectory() as folder:
+        given.write(kind, folder)
+        model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.tensor(list(given.STORY.read_bytes()))
+    many = [p for p in model.parameters() if p.dim() >= 2]
+    few = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": many, "weight_decay": given.DECAY}, {"params": few, "weight_decay": 0.0}],
+        lr=given.RATE, betas=given.BETAS, eps=given.EPS)
+    steps = []
+    for step in range(given.STEPS):
+        first = step * given.SAMPLES
+        rows = torch.stack([tokens[i * given.SEQ:(i + 1) * given.SEQ + 1] for i in range(first, first + given.SAMPLES)])
+        logits = model(rows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), given.CLIP)
+        optimizer.step()
+        steps.append({"loss": loss.item(), "grad_norm": norm.item()})
+    return steps
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    result = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0],
+              **{kind: train(kind) for kind in given.CONFIGS}}
+    path = pathlib.Path(__file__).with_name("reference.json")
+    path.write_text(json.dumps(result, indent=1) + "\n")
