@@ -14,6 +14,7 @@
 #include "sherd/shard/module.h"
 #include "sherd/train/train.h"
 #include "train/metrics.h"
+#include "train/report.h"
 #include "train/sampler.h"
 #include "train/schedule.h"
 #include "train/setup.h"
@@ -208,6 +209,7 @@ void Trainer::run() {
     std::ofstream(fs::path(train.out) / "configuration.toml") << to_text(configuration_);
     metrics.emplace((fs::path(train.out) / "metrics.jsonl").string());
   }
+  std::vector<StepMetrics> steps;
   const auto begin = Clock::now();
   for (int64_t number = 1; number <= train.steps; ++number) {
     auto result = step(number);
@@ -217,7 +219,12 @@ void Trainer::run() {
     const double each = seconds_since(begin) / static_cast<double>(number);
     say(line_of(result, train.steps, 0, each * static_cast<double>(train.steps - number)));
     if (metrics) metrics->add(result);
+    steps.push_back(result);
   }
+  if (!first()) return;
+  const auto report = fs::path(train.out) / "report.html";
+  std::ofstream(report) << report_html(configuration_, world_.size(), steps);
+  say("report: " + report.string());
 }
 
 }  // namespace

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sherd/train/configuration.h"
+#include "train/metrics.h"
+
+namespace sherd {
+
+/// One page that needs nothing else: what was trained and how it went, with plots.
+std::string report_html(
+    const Configuration& configuration, int64_t ranks, const std::vector<StepMetrics>& steps);
+
+}  // namespace sherd
