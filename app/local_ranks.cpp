@@ -2,9 +2,15 @@
 #include "local_ranks.h"
 
 #include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -19,6 +25,15 @@ const char* variable(std::initializer_list<const char*> names) {
     if (const auto* value = std::getenv(name)) return value;
   }
   return nullptr;
+}
+
+volatile pid_t child = -1;
+volatile std::sig_atomic_t asked = 0;
+
+/// Open MPI hands SIGUSR1 to the ranks; with SIGTERM it ends them.
+void forward(int) {
+  if (child > 0) kill(child, asked == 0 ? SIGUSR1 : SIGTERM);
+  asked = 1;
 }
 
 }  // namespace
@@ -38,7 +53,7 @@ int64_t local_ranks() {
   return count ? std::max(1L, std::strtol(count, nullptr, 10)) : 1;
 }
 
-void start_local_ranks(int64_t ranks, char** arguments) {
+int start_local_ranks(int64_t ranks, char** arguments) {
   const std::string mpirun = SHERD_MPIRUN;
   TORCH_CHECK(
       !mpirun.empty(), "[launch] this build has no MPI, so it can't start ", ranks,
@@ -49,18 +64,39 @@ void start_local_ranks(int64_t ranks, char** arguments) {
   }
   // To start ranks of this machine alone Open MPI needs no ssh, but it asks for one unless told so.
   if (std::system("command -v ssh > /dev/null") != 0) setenv("OMPI_MCA_plm", "isolated", 0);
-  const auto count = std::to_string(ranks);
-  std::vector<const char*> command{mpirun.c_str(), "-n",   count.c_str(),   "--oversubscribe",
-                                   "--bind-to",    "none", "/proc/self/exe"};
   std::vector<char> self(4096);
-  const auto length = readlink("/proc/self/exe", self.data(), self.size() - 1);
-  if (length > 0) command.back() = self.data();
+  TORCH_CHECK(
+      readlink("/proc/self/exe", self.data(), self.size() - 1) > 0,
+      "[launch] /proc/self/exe can't be read: ", std::strerror(errno));
+  const auto count = std::to_string(ranks);
+  std::vector<const char*> command{mpirun.c_str(), "-n",   count.c_str(), "--oversubscribe",
+                                   "--bind-to",    "none", self.data()};
   for (char** argument = arguments + 1; *argument; ++argument) command.push_back(*argument);
   command.push_back(nullptr);
-  execv(mpirun.c_str(), const_cast<char* const*>(command.data()));
-  TORCH_CHECK(
-      false, "[launch] ", mpirun, " can't be started: ", std::strerror(errno),
-      "; start the ranks yourself: mpirun -n ", ranks, " sherd train …");
+
+  struct sigaction action {};
+  action.sa_handler = forward;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  child = fork();
+  TORCH_CHECK(child >= 0, "[launch] no further process: ", std::strerror(errno));
+  if (child == 0) {
+    // A terminal's Ctrl-C reaches us alone: mpirun would end the ranks at once. Then it must not
+    // read from the terminal either, and it ends with us.
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    const int nothing = open("/dev/null", O_RDONLY);
+    if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+    execv(mpirun.c_str(), const_cast<char* const*>(command.data()));
+    std::fprintf(
+        stderr, "[launch] %s can't be started: %s\n", mpirun.c_str(), std::strerror(errno));
+    _exit(127);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 }  // namespace sherd::app

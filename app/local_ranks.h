@@ -11,8 +11,8 @@ bool has_launcher();
 bool is_first_rank();
 /// How many ranks the launcher has started on this machine; 1 without one.
 int64_t local_ranks();
-/// This process becomes mpirun, which starts the same command `ranks` times. Returns only by
-/// throwing.
-[[noreturn]] void start_local_ranks(int64_t ranks, char** arguments);
+/// Has mpirun start the same command `ranks` times and waits for the end; returns its exit code. A
+/// first SIGINT or SIGTERM asks the ranks to stop after their step, a second one ends them.
+int start_local_ranks(int64_t ranks, char** arguments);
 
 }  // namespace sherd::app

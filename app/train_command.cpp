@@ -32,7 +32,7 @@ int TrainCommand::run(char** arguments) const {
     return 2;
   }
   const int64_t ranks = ranks_.value_or(configuration.device.ranks);
-  if (ranks > 1 && !has_launcher()) start_local_ranks(ranks, arguments);
+  if (ranks > 1 && !has_launcher()) return start_local_ranks(ranks, arguments);
   // Ranks of one machine share its cores.
   const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
   at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / local_ranks())));

@@ -18,6 +18,7 @@
 #include "train/sampler.h"
 #include "train/schedule.h"
 #include "train/setup.h"
+#include "train/stop_signals.h"
 
 namespace sherd {
 namespace {
@@ -210,6 +211,7 @@ void Trainer::run() {
     metrics.emplace((fs::path(train.out) / "metrics.jsonl").string());
   }
   std::vector<StepMetrics> steps;
+  const StopSignals signals;
   const auto begin = Clock::now();
   for (int64_t number = 1; number <= train.steps; ++number) {
     auto result = step(number);
@@ -220,6 +222,11 @@ void Trainer::run() {
     say(line_of(result, train.steps, 0, each * static_cast<double>(train.steps - number)));
     if (metrics) metrics->add(result);
     steps.push_back(result);
+    // One rank that was asked is enough, and all stop after the same step.
+    if (number < train.steps && most(signals.asked()) != 0) {
+      say("stopped by a signal after step " + std::to_string(number));
+      break;
+    }
   }
   if (!first()) return;
   const auto report = fs::path(train.out) / "report.html";
