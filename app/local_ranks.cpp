@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "sherd/train/train.h"
+
 namespace sherd::app {
 namespace {
 
@@ -47,6 +49,11 @@ bool is_first_rank() {
   return !rank || std::string(rank) == "0";
 }
 
+std::string rank_text() {
+  const auto* rank = variable({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID"});
+  return rank ? std::string("rank ") + rank + ": " : "";
+}
+
 int64_t local_ranks() {
   const auto* count =
       variable({"OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"});
@@ -64,6 +71,8 @@ int start_local_ranks(int64_t ranks, char** arguments) {
   }
   // To start ranks of this machine alone Open MPI needs no ssh, but it asks for one unless told so.
   if (std::system("command -v ssh > /dev/null") != 0) setenv("OMPI_MCA_plm", "isolated", 0);
+  // The ranks write to a pipe of mpirun's; who started them may have a terminal.
+  setenv("SHERD_TERMINAL", std::to_string(terminal_columns()).c_str(), 0);
   std::vector<char> self(4096);
   TORCH_CHECK(
       readlink("/proc/self/exe", self.data(), self.size() - 1) > 0,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace sherd::app {
 
@@ -9,6 +10,8 @@ namespace sherd::app {
 bool has_launcher();
 /// Whether this is rank 0, or alone.
 bool is_first_rank();
+/// "rank 3: ", for messages; nothing where there is one rank.
+std::string rank_text();
 /// How many ranks the launcher has started on this machine; 1 without one.
 int64_t local_ranks();
 /// Has mpirun start the same command `ranks` times and waits for the end; returns its exit code. A

@@ -39,10 +39,10 @@ int TrainCommand::run(char** arguments) const {
   try {
     train(configuration);
   } catch (const c10::ValueError& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
+    std::cerr << rank_text() << error.what_without_backtrace() << std::endl;
     return 2;
   } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
+    std::cerr << rank_text() << error.what_without_backtrace() << std::endl;
     return 1;
   }
   return 0;

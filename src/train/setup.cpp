@@ -56,6 +56,11 @@ TokenFile::Kind kind_of(const DataSection& data) {
 
 }  // namespace
 
+c10::ScalarType compute_dtype_of(const PrecisionSection& section) {
+  const auto precision = precision_of(section);
+  return precision.autocast.value_or(precision.compute.value_or(c10::kFloat));
+}
+
 World world_of(const DeviceSection& device) {
   WorldOptions options;
   if (device.kind == "cpu") options.backend = Backend::mpi;

@@ -13,6 +13,8 @@
 // From the words of a configuration to the things they name.
 namespace sherd {
 
+/// What products are made in.
+c10::ScalarType compute_dtype_of(const PrecisionSection& section);
 World world_of(const DeviceSection& device);
 /// `dp`, and `dp_outer` where ranks are in several groups.
 Mesh mesh_of(const ShardSection& shard, const World& world);

@@ -7,13 +7,14 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <iostream>
 
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/train/train.h"
 #include "train/metrics.h"
+#include "train/possible_speed.h"
+#include "train/progress.h"
 #include "train/report.h"
 #include "train/sampler.h"
 #include "train/schedule.h"
@@ -55,7 +56,7 @@ class Trainer {
   double sum(double mine) const;
   int64_t most(int64_t mine) const;
   bool first() const { return world_.rank() == 0; }
-  void say(const std::string& line) const;
+  void say(const std::string& line);
 
   Configuration configuration_;
   World world_;
@@ -65,6 +66,7 @@ class Trainer {
   std::shared_ptr<LanguageModel> model_;
   Sampler sampler_;
   AdamW optimizer_;
+  Progress progress_;
   int64_t planned_bytes_ = 0;
 };
 
@@ -108,12 +110,13 @@ Trainer::Trainer(const Configuration& configuration)
       validation_(validation_file_of(configuration.data)),
       model_(model_of(configuration_, mesh_)),
       sampler_(sampling_of(configuration_, *file_, world_.size())),
-      optimizer_(*model_, optimizer_of(configuration_)) {
+      optimizer_(*model_, optimizer_of(configuration_)),
+      progress_(configuration.train.steps, terminal_columns()) {
   planned_bytes_ = most(program(*model_).bytes().peak() + optimizer_.allocated_bytes());
 }
 
-void Trainer::say(const std::string& line) const {
-  if (first()) std::cout << line << std::endl;
+void Trainer::say(const std::string& line) {
+  if (first()) progress_.say(line);
 }
 
 double Trainer::sum(double mine) const {
@@ -212,6 +215,8 @@ void Trainer::run() {
   }
   std::vector<StepMetrics> steps;
   const StopSignals signals;
+  const double possible =
+      possible_tflops(world_.device(), compute_dtype_of(configuration_.precision));
   const auto begin = Clock::now();
   for (int64_t number = 1; number <= train.steps; ++number) {
     auto result = step(number);
@@ -219,7 +224,8 @@ void Trainer::run() {
       result.val_loss = validate();
     }
     const double each = seconds_since(begin) / static_cast<double>(number);
-    say(line_of(result, train.steps, 0, each * static_cast<double>(train.steps - number)));
+    const double left = each * static_cast<double>(train.steps - number);
+    if (first()) progress_.show(number, line_of(result, train.steps, possible, left));
     if (metrics) metrics->add(result);
     steps.push_back(result);
     // One rank that was asked is enough, and all stop after the same step.
