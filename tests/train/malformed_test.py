@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Malformed inputs end in an error that names what is wrong, quickly, and leave files alone: malformed_test.py SHERD"""
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+FINE = '[model]\ndim = 16\nlayers = 1\nheads = 2\n[data]\ntext = "story.txt"\nseq = 8\n[train]\nsteps = 1\nout = "out"\n'
+CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "vocab_size": 256, "hidden_size": 8,
+          "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def safetensors(tensors, header=None):
+    """fp32 zeros of the given shapes."""
+    entries, end = {}, 0
+    for name, shape in tensors.items():
+        size = 4
+        for one in shape:
+            size *= one
+        entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header if header is not None else entries).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+WEIGHTS = {"model.embed_tokens.weight": [256, 8], "model.norm.weight": [8], "lm_head.weight": [256, 8],
+           "model.layers.0.input_layernorm.weight": [8], "model.layers.0.post_attention_layernorm.weight": [8],
+           **{f"model.layers.0.self_attn.{name}_proj.weight": [8, 8] for name in "qkvo"},
+           "model.layers.0.mlp.gate_proj.weight": [16, 8], "model.layers.0.mlp.up_proj.weight": [16, 8],
+           "model.layers.0.mlp.down_proj.weight": [8, 16]}
+
+
+def folder(place, config=CONFIG, weights=None):
+    model = place / "model"
+    model.mkdir()
+    if config is not None:
+        (model / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    (model / "model.safetensors").write_bytes(safetensors(WEIGHTS) if weights is None else weights)
+
+
+def configuration(text):
+    return lambda place: (place / "run.toml").write_text(text)
+
+
+def tokens(data, dtype="uint16"):
+    def make(place):
+        (place / "tokens.bin").write_bytes(data)
+        (place / "run.toml").write_text(FINE.replace('text = "story.txt"', f'tokens = "tokens.bin"\ndtype = "{dtype}"'))
+    return make
+
+
+def model(**arguments):
+    def make(place):
+        folder(place, **arguments)
+        (place / "run.toml").write_text(FINE.replace("[model]", '[model]\nfrom = "model"'))
+    return make
+
+
+def changed(**values):
+    return {**CONFIG, **values}
+
+
+def without(name):
+    return safetensors({key: shape for key, shape in WEIGHTS.items() if key != name})
+
+
+# What is made, and words of the error.
+CASES = {
+    "no TOML": (configuration("[model\ndim = 3"), ["run.toml:1"]),
+    "not even text": (configuration("\x00\x01\x02"), ["run.toml:1"]),
+    "a key twice": (configuration(FINE + "steps = 2\n"), ["run.toml"]),
+    "a misspelt section": (configuration(FINE.replace("[train]", "[trian]")), ["trian", "did you mean train?"]),
+    "a misspelt key": (configuration(FINE.replace("layers", "layer")), ["run.toml:3", "did you mean model.layers?"]),
+    "a string for a number": (configuration(FINE.replace("16", '"16"')), ["model.dim", "whole number"]),
+    "a number too large": (configuration(FINE.replace("16", "99999999999999999999")), ["run.toml:2"]),
+    "heads that do not divide": (configuration(FINE.replace("heads = 2", "heads = 3")), ["model.heads = 3", "divide"]),
+    "a head of odd width": (configuration(FINE.replace("heads = 2", "heads = 16")), ["must be even"]),
+    "a model that is not known": (configuration(FINE.replace("[model]", '[model]\nkind = "gpt"')), ["model.kind", "llama"]),
+    "no data": (configuration(FINE.replace('text = "story.txt"\n', "")), ["data.tokens"]),
+    "two data": (configuration(FINE.replace("seq", 'tokens = "a"\nseq')), ["not both"]),
+    "a text that is not there": (configuration(FINE.replace("story", "history")), ["history.txt", "can't be opened"]),
+    "a folder for a text": (configuration(FINE.replace("story.txt", ".")), ["no regular file"]),
+    "a text too short": (configuration(FINE.replace("seq = 8", "seq = 80000")), ["80000", "needs 80001"]),
+    "an outer axis that does not divide": (configuration(FINE + "[shard]\nouter = 2\n"), ["shard.outer = 2"]),
+    "an empty token file": (tokens(b""), ["has 0 tokens"]),
+    "half a token": (tokens(bytes(101)), ["101 bytes", "data.dtype"]),
+    "tokens beyond the vocabulary": (tokens(b"\xff" * 200), ["is 65535", "model.vocab"]),
+    "tokens of another dtype": (tokens(b"\x01\x00" * 200, "uint32"), ["is 65537", "data.dtype"]),
+    "a model without config.json": (model(config=None), ["config.json"]),
+    "a config.json that is no JSON": (model(config="{"), ["config.json", "no JSON"]),
+    "a config.json that is a list": (model(config="[]"), ["no JSON object"]),
+    "a config.json of another model": (model(config=changed(architectures=["GPT2LMHeadModel"])), ["GPT2LMHeadModel"]),
+    "a config.json without a size": (model(config={k: v for k, v in CONFIG.items() if k != "hidden_size"}), ["hidden_size"]),
+    "a negative size": (model(config=changed(num_hidden_layers=-1)), ["num_hidden_layers = -1"]),
+    "rotary scaling of another kind": (model(config=changed(rope_scaling={"rope_type": "yarn"})), ["yarn"]),
+    "no weights": (model(weights=b""), ["model.safetensors", "0 bytes"]),
+    "weights cut short": (model(weights=safetensors(WEIGHTS)[:-1]), ["model.safetensors"]),
+    "a weight that is missing": (model(weights=without("model.norm.weight")), ["no tensor 'model.norm.weight'"]),
+    "a weight of another shape": (model(config=changed(vocab_size=255)), ["model.embed_tokens.weight", "shape"]),
+    "a header that is too long": (model(weights=b"\xff" * 64), ["its header should have"]),
+    "a header that is a list": (model(weights=safetensors({}, header=[])), ["no JSON object"]),
+}
+
+
+def main():
+    for name, (make, words) in CASES.items():
+        with tempfile.TemporaryDirectory() as place:
+            place = pathlib.Path(place)
+            (place / "story.txt").write_text("Once there was a pot. " * 20)
+            make(place)
+            before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+            begin = time.monotonic()
+            done = subprocess.run([sys.argv[1], "train", "run.toml", "--set", "device.kind=cpu"], cwd=place, timeout=30,
+                                  capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+            taken = time.monotonic() - begin
+            assert done.returncode == 2, (name, done.returncode, done.stderr)
+            for word in words:
+                assert word in done.stderr, (name, word, done.stderr)
+            assert "terminate called" not in done.stderr and "frame #" not in done.stderr, (name, done.stderr)
+            assert taken < 10, (name, taken)
+            for path, data in before.items():
+                assert path.read_bytes() == data, (name, path)
+    assert len(CASES) >= 30
+    print(f"{len(CASES)} malformed inputs refused")
+
+
+main()
