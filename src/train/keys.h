@@ -48,7 +48,7 @@ void keys(Section& s, Visitor&& visit) {
       "from", s.from,
       path("a Hugging Face folder (config.json and safetensors) to begin from; the keys below are "
            "then its own"));
-  visit("kind", s.kind, one_of({"llama"}, "what the model is"));
+  visit("kind", s.kind, one_of({"llama", "moe", "hybrid", "vlm"}, "what the model is"));
   visit("dim", s.dim, at_least(1, "width of the model"));
   visit("layers", s.layers, at_least(1, "number of layers"));
   visit("heads", s.heads, at_least(1, "heads of the attention; they divide dim"));
@@ -63,6 +63,35 @@ void keys(Section& s, Visitor&& visit) {
   visit("norm_eps", s.norm_eps, above(0, "epsilon of the norms"));
   visit("tie_embeddings", s.tie_embeddings, meaning("the output head is the embedding"));
   visit("init_std", s.init_std, at_least(0, "deviation of the initial weights"));
+  visit("experts", s.experts, at_least(1, "moe, hybrid: experts of a layer"));
+  visit("top_k", s.top_k, at_least(1, "moe, hybrid: experts that a token takes"));
+  visit("expert_ffn", s.expert_ffn, at_least(0, "moe, hybrid: width inside an expert; 0: ffn"));
+  visit(
+      "shared_ffn", s.shared_ffn,
+      at_least(0, "moe, hybrid: width of the expert that every token takes too; 0: none"));
+  visit(
+      "balance", s.balance,
+      at_least(0, "moe, hybrid: weight of the loss that wants all experts equally busy"));
+  visit(
+      "pattern", s.pattern,
+      meaning("hybrid: a letter per layer, again from the start where it is short: M Mamba-2, "
+              "* attention, - feed-forward, E experts"));
+  visit("ssm_state", s.ssm_state, at_least(1, "hybrid: numbers of state per dim of a head"));
+  visit(
+      "ssm_head_dim", s.ssm_head_dim,
+      at_least(1, "hybrid: width of a Mamba-2 head; divides 2 dim"));
+  visit(
+      "ssm_groups", s.ssm_groups,
+      at_least(1, "hybrid: groups of Mamba-2 heads that write and read alike"));
+  visit("ssm_chunk", s.ssm_chunk, at_least(1, "hybrid: tokens that Mamba-2 computes at once"));
+  visit("image_size", s.image_size, at_least(1, "vlm: pixels of an image's side"));
+  visit("patch", s.patch, at_least(1, "vlm: pixels of a patch's side; divides image_size"));
+  visit("vision_dim", s.vision_dim, at_least(1, "vlm: width of the vision tower"));
+  visit("vision_layers", s.vision_layers, at_least(1, "vlm: layers of the vision tower"));
+  visit("vision_heads", s.vision_heads, at_least(1, "vlm: its heads; they divide vision_dim"));
+  visit(
+      "image_token", s.image_token,
+      at_least(0, "vlm: the token that stands in the text once for each patch of an image"));
 }
 
 template <class Section, class Visitor>
@@ -79,6 +108,11 @@ void keys(Section& s, Visitor&& visit) {
       meaning("another order of the sequences in each pass over the file, the same for any number "
               "of ranks"));
   visit("validation", s.validation, path("a file like tokens or text, to validate with"));
+  visit(
+      "images", s.images,
+      path("vlm: a file of images, image_size x image_size x 3 bytes each, in the order in which "
+           "they stand in the text"));
+  visit("validation_images", s.validation_images, path("vlm: those of validation"));
 }
 
 template <class Section, class Visitor>
@@ -149,7 +183,10 @@ void keys(Section& s, Visitor&& visit) {
   visit("validate_every", s.validate_every, at_least(0, "steps between validations; 0: none"));
   visit(
       "loss", s.loss,
-      one_of({"mean", "per_token"}, "mean of the micro-batches' means, or over all tokens"));
+      one_of(
+          {"mean", "per_token"},
+          "mean over the step's tokens, divided beforehand or after all ranks' tokens are "
+          "counted"));
   visit("tensorboard", s.tensorboard, meaning("event files beside the results"));
 }
 
@@ -160,6 +197,13 @@ void keys(Section& s, Visitor&& visit) {
   visit(
       "ranks", s.ranks,
       at_least(1, "ranks to start on this machine where no launcher has; --ranks comes first"));
+  visit(
+      "emulate", s.emulate,
+      at_least(
+          0,
+          "to try out memory and speed: run alone as one rank of a world of so many; its losses "
+          "mean "
+          "nothing; 0: don't"));
 }
 
 /// visitor(name, section) for each section.

@@ -3,7 +3,10 @@
 
 #include <c10/util/Exception.h>
 
+#include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
+#include "sherd/models/moe.h"
+#include "sherd/models/vlm.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"
 
@@ -23,6 +26,11 @@ Precision precision_of(const PrecisionSection& section) {
   precision.gradient = dtype_of(section.gradient);
   precision.reduce = dtype_of(section.reduce);
   return precision;
+}
+
+/// Two thirds of four times the width, rounded up to 64: as much as an ungated layer would have.
+int64_t usual_ffn(int64_t dim) {
+  return (8 * dim / 3 + 63) / 64 * 64;
 }
 
 Recompute recompute_of(const std::string& word) {
@@ -49,9 +57,66 @@ LlamaOptions llama_of(const ModelSection& model, const TrainSection& train) {
   return options;
 }
 
-TokenFile::Kind kind_of(const DataSection& data) {
-  if (data.text) return TokenFile::Kind::bytes;
-  return data.dtype == "uint16" ? TokenFile::Kind::uint16 : TokenFile::Kind::uint32;
+ExpertOptions experts_of(const ModelSection& model) {
+  return {
+      .count = model.experts,
+      .top_k = model.top_k,
+      .ffn = model.expert_ffn,
+      .shared_ffn = model.shared_ffn,
+      .balance = model.balance};
+}
+
+MambaOptions mamba_of(const ModelSection& model) {
+  return {
+      .state = model.ssm_state,
+      .head_dim = model.ssm_head_dim,
+      .groups = model.ssm_groups,
+      .chunk = model.ssm_chunk};
+}
+
+VisionOptions vision_of(const ModelSection& model) {
+  return {
+      .image_size = model.image_size,
+      .patch = model.patch,
+      .dim = model.vision_dim,
+      .layers = model.vision_layers,
+      .heads = model.vision_heads,
+      .ffn = usual_ffn(model.vision_dim)};
+}
+
+std::shared_ptr<LanguageModel> make_model(const ModelSection& model, const TrainSection& train) {
+  const auto base = llama_of(model, train);
+  if (model.kind == "moe") return make_moe({base, experts_of(model)});
+  if (model.kind == "hybrid") {
+    return make_hybrid({base, experts_of(model), mamba_of(model), model.pattern});
+  }
+  if (model.kind == "vlm") return make_vlm({base, vision_of(model)});
+  return make_llama(base);
+}
+
+Dataset dataset_of(
+    const Configuration& configuration,
+    const std::string& path,
+    const std::optional<std::string>& images) {
+  const auto& [model, data] = std::tie(configuration.model, configuration.data);
+  const auto kind = data.text                ? TokenFile::Kind::bytes
+                    : data.dtype == "uint16" ? TokenFile::Kind::uint16
+                                             : TokenFile::Kind::uint32;
+  auto tokens = std::make_unique<TokenFile>(path, kind);
+  std::unique_ptr<ImageFile> seen;
+  if (images) {
+    const ImageFile::Options options{
+        model.image_size, vision_of(model).patches(), model.image_token};
+    seen = std::make_unique<ImageFile>(*images, *tokens, options);
+  }
+  return Dataset(std::move(tokens), std::move(seen), data.seq, model.vocab);
+}
+
+World emulated_world(int64_t size, const World& alone) {
+  TORCH_CHECK_VALUE(
+      alone.size() == 1, "[train] device.emulate = ", size, " and ", alone.size(),
+      " ranks: an emulated world has one process; start it alone");
+  return World::emulated({.size = size, .device = alone.device()});
 }
 
 }  // namespace
@@ -65,7 +130,8 @@ World world_of(const DeviceSection& device) {
   WorldOptions options;
   if (device.kind == "cpu") options.backend = Backend::mpi;
   if (device.kind == "cuda") options.backend = Backend::nccl;
-  return World::from_environment(options);
+  const auto world = World::from_environment(options);
+  return device.emulate > 0 ? emulated_world(device.emulate, world) : world;
 }
 
 Mesh mesh_of(const ShardSection& shard, const World& world) {
@@ -92,7 +158,7 @@ ShardOptions shard_options_of(const Configuration& configuration, const Mesh& me
 std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh) {
   const auto make = [&] {
     const MetaDevice meta;
-    return make_llama(llama_of(configuration.model, configuration.train));
+    return make_model(configuration.model, configuration.train);
   };
   auto model = make();
   const auto options = shard_options_of(configuration, mesh);
@@ -123,17 +189,20 @@ ModelSection resolved(ModelSection model) {
     return model;
   }
   if (model.kv_heads == 0) model.kv_heads = model.heads;
-  if (model.ffn == 0) model.ffn = (8 * model.dim / 3 + 63) / 64 * 64;
+  if (model.ffn == 0) model.ffn = usual_ffn(model.dim);
+  if (model.expert_ffn == 0) model.expert_ffn = model.ffn;
   return model;
 }
 
-std::unique_ptr<TokenFile> training_file_of(const DataSection& data) {
-  return std::make_unique<TokenFile>(data.text ? *data.text : *data.tokens, kind_of(data));
+Dataset training_data_of(const Configuration& configuration) {
+  const auto& data = configuration.data;
+  return dataset_of(configuration, data.text ? *data.text : *data.tokens, data.images);
 }
 
-std::unique_ptr<TokenFile> validation_file_of(const DataSection& data) {
-  if (!data.validation) return nullptr;
-  return std::make_unique<TokenFile>(*data.validation, kind_of(data));
+std::optional<Dataset> validation_data_of(const Configuration& configuration) {
+  const auto& data = configuration.data;
+  if (!data.validation) return std::nullopt;
+  return dataset_of(configuration, *data.validation, data.validation_images);
 }
 
 }  // namespace sherd

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"
 #include "sherd/models/language_model.h"
 #include "sherd/shard/options.h"
 #include "sherd/train/configuration.h"
-#include "train/token_file.h"
+#include "train/dataset.h"
 
 // From the words of a configuration to the things they name.
 namespace sherd {
@@ -21,9 +22,9 @@ Mesh mesh_of(const ShardSection& shard, const World& world);
 ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh);
 /// Built without memory, sharded and given its initial values. Collective.
 std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh);
-/// With ffn and kv_heads worked out where they are 0, and all that a folder says.
+/// With the widths worked out that are 0, and all that a folder says.
 ModelSection resolved(ModelSection model);
-std::unique_ptr<TokenFile> training_file_of(const DataSection& data);
-std::unique_ptr<TokenFile> validation_file_of(const DataSection& data);
+Dataset training_data_of(const Configuration& configuration);
+std::optional<Dataset> validation_data_of(const Configuration& configuration);
 
 }  // namespace sherd

@@ -15,18 +15,23 @@ TokenFile::TokenFile(const std::string& path, Kind kind) : file_(path), kind_(ki
   size_ = static_cast<int64_t>(file_.size() / each);
 }
 
+uint32_t TokenFile::operator[](int64_t position) const {
+  const auto* at = file_.data() + position * static_cast<int64_t>(kind_);
+  if (kind_ == Kind::bytes) return *at;
+  if (kind_ == Kind::uint16) {
+    uint16_t value = 0;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  uint32_t value = 0;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+}
+
 void TokenFile::read(int64_t begin, int64_t count, int64_t vocab, int64_t* into) const {
   TORCH_INTERNAL_ASSERT(begin >= 0 && count >= 0 && begin + count <= size_);
   for (int64_t i = 0; i < count; ++i) {
-    const auto* at = file_.data() + (begin + i) * static_cast<int64_t>(kind_);
-    uint32_t token = *at;
-    if (kind_ == Kind::uint16) {
-      uint16_t value = 0;
-      std::memcpy(&value, at, sizeof(value));
-      token = value;
-    } else if (kind_ == Kind::uint32) {
-      std::memcpy(&token, at, sizeof(token));
-    }
+    const uint32_t token = (*this)[begin + i];
     TORCH_CHECK_VALUE(
         token < vocab, "[train.data] ", path(), ": token ", begin + i, " is ", token,
         ", but the model knows ", vocab, ": set model.vocab, or data.dtype is not what it is");

@@ -16,6 +16,7 @@ class TokenFile {
 
   const std::string& path() const { return file_.path(); }
   int64_t size() const { return size_; }  ///< in tokens
+  uint32_t operator[](int64_t position) const;
   /// Writes `count` tokens from `begin` on to `into`. Throws, with the place, where one is not
   /// below `vocab`.
   void read(int64_t begin, int64_t count, int64_t vocab, int64_t* into) const;

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -31,19 +32,6 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-int64_t samples_in(const TokenFile& file, int64_t seq) {
-  const int64_t samples = (file.size() - 1) / seq;
-  TORCH_CHECK_VALUE(
-      file.size() > seq, "[train.data] ", file.path(), " has ", file.size(),
-      " tokens; a sequence of data.seq = ", seq, " needs ", seq + 1);
-  return samples;
-}
-
-struct Batch {
-  at::Tensor tokens_BS;
-  at::Tensor targets_BS;
-};
-
 class Trainer {
  public:
   explicit Trainer(const Configuration& configuration);
@@ -52,7 +40,7 @@ class Trainer {
  private:
   StepMetrics step(int64_t number);
   double validate();
-  Batch load(const TokenFile& file, const std::vector<int64_t>& samples) const;
+  int64_t targets_in(int64_t number) const;
   double sum(double mine) const;
   int64_t most(int64_t mine) const;
   bool first() const { return world_.rank() == 0; }
@@ -61,8 +49,8 @@ class Trainer {
   Configuration configuration_;
   World world_;
   Mesh mesh_;
-  std::unique_ptr<TokenFile> file_;
-  std::unique_ptr<TokenFile> validation_;
+  Dataset data_;
+  std::optional<Dataset> validation_;
   std::shared_ptr<LanguageModel> model_;
   Sampler sampler_;
   AdamW optimizer_;
@@ -76,10 +64,10 @@ Configuration with_resolved_model(Configuration configuration) {
 }
 
 Sampler::Options sampling_of(
-    const Configuration& configuration, const TokenFile& file, int64_t ranks) {
+    const Configuration& configuration, const Dataset& dataset, int64_t ranks) {
   const auto& data = configuration.data;
   return {
-      .samples = samples_in(file, data.seq),
+      .samples = dataset.samples(),
       .batch = data.batch,
       .micro_batches = data.micro_batches,
       .ranks = ranks,
@@ -87,7 +75,7 @@ Sampler::Options sampling_of(
       .seed = static_cast<uint64_t>(configuration.train.seed)};
 }
 
-AdamWOptions optimizer_of(const Configuration& configuration) {
+AdamWOptions optimizer_of(const Configuration& configuration, const LanguageModel& model) {
   const auto& optim = configuration.optim;
   AdamWOptions options;
   options.rate = optim.lr;
@@ -96,7 +84,9 @@ AdamWOptions optimizer_of(const Configuration& configuration) {
   options.epsilon = optim.eps;
   options.decay = optim.weight_decay;
   options.max_norm = optim.clip.value_or(0);
-  options.rules = {{.match = "*norm.weight", .decay = 0}};
+  for (const auto& item : model.named_parameters()) {
+    if (item.value().dim() < 2) options.rules.push_back({.match = item.key(), .decay = 0});
+  }
   const auto& precision = configuration.precision;
   if (precision.recipe == "fp16" || precision.compute == "fp16") options.scaling = LossScaling{};
   return options;
@@ -106,11 +96,11 @@ Trainer::Trainer(const Configuration& configuration)
     : configuration_(with_resolved_model(configuration)),
       world_(world_of(configuration.device)),
       mesh_(mesh_of(configuration.shard, world_)),
-      file_(training_file_of(configuration.data)),
-      validation_(validation_file_of(configuration.data)),
+      data_(training_data_of(configuration_)),
+      validation_(validation_data_of(configuration_)),
       model_(model_of(configuration_, mesh_)),
-      sampler_(sampling_of(configuration_, *file_, world_.size())),
-      optimizer_(*model_, optimizer_of(configuration_)),
+      sampler_(sampling_of(configuration_, data_, world_.size())),
+      optimizer_(*model_, optimizer_of(configuration_, *model_)),
       progress_(configuration.train.steps, terminal_columns()) {
   planned_bytes_ = most(program(*model_).bytes().peak() + optimizer_.allocated_bytes());
 }
@@ -123,7 +113,10 @@ double Trainer::sum(double mine) const {
   auto value = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
   value.fill_(mine);
   world_.communicator().all_reduce(value, Reduction::sum()).synchronize();
-  return value.item<double>();
+  // An emulated sum is this rank's part; the others are taken to be like it.
+  const double others =
+      world_.launcher() == Launcher::emulated ? static_cast<double>(world_.size()) : 1;
+  return value.item<double>() * others;
 }
 
 int64_t Trainer::most(int64_t mine) const {
@@ -135,26 +128,27 @@ int64_t Trainer::most(int64_t mine) const {
   return all.max().item<int64_t>();
 }
 
-Batch Trainer::load(const TokenFile& file, const std::vector<int64_t>& samples) const {
-  const int64_t seq = configuration_.data.seq;
-  auto rows = at::empty({std::ssize(samples), seq + 1}, at::kLong);
-  auto* into = rows.mutable_data_ptr<int64_t>();
-  for (const int64_t sample : samples) {
-    file.read(sample * seq, seq + 1, configuration_.model.vocab, into);
-    into += seq + 1;
+/// Of all ranks.
+int64_t Trainer::targets_in(int64_t number) const {
+  int64_t targets = 0;
+  for (int64_t i = 0; i < configuration_.data.micro_batches; ++i) {
+    for (int64_t rank = 0; rank < world_.size(); ++rank) {
+      for (const int64_t sample : sampler_.samples(number, i, rank)) {
+        targets += data_.targets_in(sample);
+      }
+    }
   }
-  rows = rows.to(world_.device());
-  return {rows.narrow(1, 0, seq).contiguous(), rows.narrow(1, 1, seq).contiguous()};
+  return targets;
 }
 
 StepMetrics Trainer::step(int64_t number) {
   const auto begin = Clock::now();
   const auto& [data, train] = std::tie(configuration_.data, configuration_.train);
   const bool per_token = train.loss == "per_token";
-  const int64_t tokens = sampler_.samples_in(number) * data.seq;
-  // Sherd takes the mean over the ranks; all together it is the mean over the step's tokens.
+  const int64_t targets = std::max<int64_t>(1, targets_in(number));
+  // Sherd takes the mean over the ranks; all together it is the mean over the step's targets.
   const double weight =
-      per_token ? 1 : static_cast<double>(world_.size()) / static_cast<double>(tokens);
+      per_token ? 1 : static_cast<double>(world_.size()) / static_cast<double>(targets);
   auto total = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
   int64_t mine = 0;
   for (int64_t i = 0; i < data.micro_batches; ++i) {
@@ -163,10 +157,9 @@ StepMetrics Trainer::step(int64_t number) {
       idle_pass(*model_);
       continue;
     }
-    const auto [tokens_BS, targets_BS] = load(*file_, samples);
-    const auto loss = call(*model_, tokens_BS, targets_BS);
+    const auto loss = call(*model_, data_.load(samples, world_.device()));
     total += loss.detach();
-    mine += targets_BS.numel();
+    for (const int64_t sample : samples) mine += data_.targets_in(sample);
     optimizer_.scale(loss * weight).backward();
   }
   StepMetrics metrics;
@@ -174,10 +167,11 @@ StepMetrics Trainer::step(int64_t number) {
   metrics.lr = rate_of(configuration_.optim, train.steps, number);
   optimizer_.set_rate(metrics.lr);
   optimizer_.step({.tokens = per_token ? std::optional(mine) : std::nullopt});
-  metrics.loss = sum(total.item<double>()) / static_cast<double>(tokens);
+  metrics.loss = sum(total.item<double>()) / static_cast<double>(targets);
   metrics.grad_norm = optimizer_.gradient_norm();
   metrics.step_seconds = seconds_since(begin);
-  metrics.tokens_per_second = static_cast<double>(tokens) / metrics.step_seconds;
+  metrics.tokens_per_second =
+      static_cast<double>(sampler_.samples_in(number) * data.seq) / metrics.step_seconds;
   metrics.tflops = model_->flops_per_token(data.seq) * metrics.tokens_per_second /
                    static_cast<double>(world_.size()) / 1e12;
   metrics.planned_bytes = planned_bytes_;
@@ -187,22 +181,22 @@ StepMetrics Trainer::step(int64_t number) {
 
 double Trainer::validate() {
   const c10::NoGradGuard no_grad;
-  const auto& data = configuration_.data;
   const Sampler sampler(
-      {.samples = samples_in(*validation_, data.seq), .batch = data.batch, .ranks = world_.size()});
+      {.samples = validation_->samples(),
+       .batch = configuration_.data.batch,
+       .ranks = world_.size()});
   double loss = 0;
-  int64_t tokens = 0;
+  int64_t targets = 0;
   for (int64_t step = 1; step <= sampler.steps_per_pass(); ++step) {
-    tokens += sampler.samples_in(step) * data.seq;
     const auto samples = sampler.samples(step, 0, world_.rank());
     if (samples.empty()) {
       idle_pass(*model_);
       continue;
     }
-    const auto [tokens_BS, targets_BS] = load(*validation_, samples);
-    loss += call(*model_, tokens_BS, targets_BS).item<double>();
+    for (const int64_t sample : samples) targets += validation_->targets_in(sample);
+    loss += call(*model_, validation_->load(samples, world_.device())).item<double>();
   }
-  return sum(loss) / static_cast<double>(tokens);
+  return sum(loss) / std::max(1.0, sum(static_cast<double>(targets)));
 }
 
 void Trainer::run() {

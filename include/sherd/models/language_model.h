@@ -20,18 +20,28 @@ enum class Recompute : uint8_t {
   selective,  ///< of each layer what is large and cheap: the inside of the feed-forward
 };
 
+/// What a model is given at once: B sequences of S tokens.
+struct Batch {
+  at::Tensor tokens;   ///< [B, S], int64
+  at::Tensor targets;  ///< [B, S], int64; one below 0 counts for nothing
+  // Of a model that sees. A batch without an image has none of these.
+  at::Tensor images{};         ///< [images, 3, height, width], fp32
+  at::Tensor image_places{};   ///< where a patch stands for a token: b · S + s, int64
+  at::Tensor image_patches{};  ///< which patch stands there: image · patches + patch, int64
+};
+
 /// A model of tokens, as a trainer sees it. It knows nothing of sharding but where its units are.
 class SHERD_API LanguageModel : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
-  /// The loss summed over all targets, in fp32: tokens and targets are [batch, seq], int64; a
-  /// target below 0 counts for nothing.
-  virtual at::Tensor forward(at::Tensor tokens, at::Tensor targets) = 0;
-  /// [batch, seq, vocab], in the compute dtype.
-  virtual at::Tensor logits(at::Tensor tokens) = 0;
+  /// The loss summed over all targets, in fp32. What a model adds to it for its own sake, such as
+  /// the balance of experts, is in the gradients but not in the value.
+  virtual at::Tensor forward(const Batch& batch) = 0;
+  /// [B, S, vocab], in the compute dtype.
+  virtual at::Tensor logits(const Batch& batch) = 0;
   /// The modules to shard, inner ones first; the model itself, which comes last, is not among them.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> units() const = 0;
-  /// What a parameter is given before training.
+  /// What a parameter is given before training; nothing: what its module gives it.
   virtual std::optional<InitialValues> initial_values(
       const std::string& name, at::IntArrayRef shape) const = 0;
   /// Floating-point operations for one token of a sequence, forward and backward.

@@ -27,6 +27,25 @@ struct ModelSection {
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
   double init_std = 0.02;
+  // moe, and hybrid where its pattern has them
+  int64_t experts = 8;
+  int64_t top_k = 2;
+  int64_t expert_ffn = 0;
+  int64_t shared_ffn = 0;
+  double balance = 0.01;
+  // hybrid
+  std::string pattern = "M-*E";
+  int64_t ssm_state = 64;
+  int64_t ssm_head_dim = 64;
+  int64_t ssm_groups = 1;
+  int64_t ssm_chunk = 128;
+  // vlm
+  int64_t image_size = 32;
+  int64_t patch = 8;
+  int64_t vision_dim = 128;
+  int64_t vision_layers = 2;
+  int64_t vision_heads = 4;
+  int64_t image_token = 0;
 };
 
 struct DataSection {
@@ -38,6 +57,8 @@ struct DataSection {
   int64_t micro_batches = 1;
   bool shuffle = true;
   std::optional<std::string> validation{};
+  std::optional<std::string> images{};
+  std::optional<std::string> validation_images{};
 };
 
 struct ShardSection {
@@ -82,6 +103,7 @@ struct TrainSection {
 struct DeviceSection {
   std::string kind = "auto";
   int64_t ranks = 1;
+  int64_t emulate = 0;
 };
 
 struct Configuration {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "models/llama/rotary.h"
+#include "models/blocks/rotary.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -14,12 +14,12 @@ namespace sherd {
 namespace {
 
 /// Of each pair of dims, in radians per position.
-std::vector<float> frequencies(const LlamaOptions& options) {
+std::vector<float> frequencies(const RotaryOptions& options) {
   std::vector<float> result;
   for (int64_t i = 0; i < options.head_dim; i += 2) {
     const double power = static_cast<double>(i) / static_cast<double>(options.head_dim);
-    double frequency = 1 / std::pow(options.rope_theta, power);
-    if (const auto& scaling = options.rope_scaling) {
+    double frequency = 1 / std::pow(options.theta, power);
+    if (const auto& scaling = options.scaling) {
       // Long waves are stretched, short ones stay, those between are blended.
       const double wave = 2 * std::numbers::pi / frequency;
       const auto original = static_cast<double>(scaling->original_positions);

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "models/blocks/rotary.h"
+#include "sherd/nn/linear.h"
+#include "sherd/shard/module.h"
+
+namespace sherd {
+
+struct AttentionOptions {
+  int64_t dim = 256;
+  int64_t heads = 8;
+  int64_t kv_heads = 8;
+  int64_t head_dim = 32;
+  bool causal = true;
+  std::optional<RotaryOptions> rotary{};
+};
+
+AttentionOptions attention_of(const LlamaOptions& options);
+
+/// Queries in groups that share their keys and values.
+struct AttentionImpl : torch::nn::Module {
+  explicit AttentionImpl(const AttentionOptions& options);
+  at::Tensor forward(const at::Tensor& x_BSD);
+  /// Of one token's forward.
+  double flops_per_token(int64_t seq) const;
+
+  Linear query{nullptr}, key{nullptr}, value{nullptr}, output{nullptr};
+
+ private:
+  at::Tensor split(const at::Tensor& x) const;
+  at::Tensor turned(const at::Tensor& x_BHSd);
+  AttentionOptions options_;
+  std::optional<Rotary> rotary_;
+};
+SHERD_MODULE(Attention);
+
+}  // namespace sherd

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/models/hybrid.h"
+
+#include <c10/util/Exception.h>
+
+#include "models/blocks/attention.h"
+#include "models/blocks/decoder.h"
+#include "models/hybrid/mamba.h"
+#include "models/moe/experts.h"
+
+namespace sherd {
+namespace {
+
+/// x + mixer(norm(x)), whatever the mixer is.
+template <class Mixer>
+struct HybridLayer final : Layer {
+  HybridLayer(const HybridOptions& options, const Mixer& made) {
+    norm = register_module("norm", RmsNorm(options.base.dim, options.base.norm_eps));
+    mixer = register_module("mixer", made);
+  }
+  std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
+    auto mixed = mixer(norm(x_BSD));
+    if constexpr (std::is_same_v<Mixer, Experts>) {
+      return {x_BSD + mixed[0], mixed[1]};
+    } else {
+      return {x_BSD + mixed};
+    }
+  }
+  double flops_per_token(int64_t seq) const override {
+    if constexpr (std::is_same_v<Mixer, Attention>) {
+      return mixer->flops_per_token(seq);
+    } else {
+      return mixer->flops_per_token();
+    }
+  }
+  RmsNorm norm{nullptr};
+  Mixer mixer{nullptr};
+};
+
+std::shared_ptr<Layer> make_layer(char letter, const HybridOptions& options) {
+  const auto& base = options.base;
+  const auto layer = [&](const auto& mixer) -> std::shared_ptr<Layer> {
+    return std::make_shared<HybridLayer<std::decay_t<decltype(mixer)>>>(options, mixer);
+  };
+  const bool recomputes = base.recompute == Recompute::selective;
+  switch (letter) {
+    case 'M': return layer(Mamba(base.dim, base.norm_eps, options.mamba));
+    case '*': return layer(Attention(attention_of(base)));
+    case '-': return layer(FeedForward(base.dim, base.ffn, recomputes));
+    case 'E': return layer(Experts(base.dim, options.experts, recomputes));
+    default:
+      TORCH_CHECK_VALUE(
+          false, "[models.hybrid] pattern '", options.pattern, "' has a '", letter,
+          "': it may have M (Mamba-2), * (attention), - (feed-forward), E (experts)");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<LanguageModel> make_hybrid(const HybridOptions& options) {
+  TORCH_CHECK_VALUE(
+      !options.pattern.empty(), "[models.hybrid] the pattern is empty: give a letter per layer");
+  std::vector<std::shared_ptr<Layer>> layers;
+  for (int64_t i = 0; i < options.base.layers; ++i) {
+    const auto letter = options.pattern[static_cast<size_t>(i) % options.pattern.size()];
+    layers.push_back(make_layer(letter, options));
+  }
+  return std::make_shared<Decoder>("hybrid", options.base, layers);
+}
+
+}  // namespace sherd

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/models/moe.h"
+
+#include "models/blocks/attention.h"
+#include "models/blocks/decoder.h"
+#include "models/moe/experts.h"
+
+namespace sherd {
+namespace {
+
+struct MoeLayer final : Layer {
+  explicit MoeLayer(const MoeOptions& options) {
+    const auto& base = options.base;
+    attention_norm = register_module("attention_norm", RmsNorm(base.dim, base.norm_eps));
+    attention = register_module("attention", Attention(attention_of(base)));
+    experts_norm = register_module("experts_norm", RmsNorm(base.dim, base.norm_eps));
+    experts = register_module(
+        "experts", Experts(base.dim, options.experts, base.recompute == Recompute::selective));
+  }
+  std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
+    const auto mixed_BSD = x_BSD + attention(attention_norm(x_BSD));
+    const auto outputs = experts(experts_norm(mixed_BSD));
+    return {mixed_BSD + outputs[0], outputs[1]};
+  }
+  double flops_per_token(int64_t seq) const override {
+    return attention->flops_per_token(seq) + experts->flops_per_token();
+  }
+  RmsNorm attention_norm{nullptr}, experts_norm{nullptr};
+  Attention attention{nullptr};
+  Experts experts{nullptr};
+};
+
+}  // namespace
+
+std::shared_ptr<LanguageModel> make_moe(const MoeOptions& options) {
+  std::vector<std::shared_ptr<Layer>> layers;
+  for (int64_t i = 0; i < options.base.layers; ++i) {
+    layers.push_back(std::make_shared<MoeLayer>(options));
+  }
+  return std::make_shared<Decoder>("moe", options.base, layers);
+}
+
+}  // namespace sherd

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "models/blocks/norm.h"
+#include "sherd/models/vlm.h"
+#include "sherd/nn/linear.h"
+#include "sherd/shard/module.h"
+
+namespace sherd {
+
+/// Patches as vectors that know their place.
+struct PatchesImpl : torch::nn::Module {
+  explicit PatchesImpl(const VisionOptions& options);
+  at::Tensor forward(const at::Tensor& images_I3HW);
+  Linear linear{nullptr};
+  at::Tensor places_PD;
+
+ private:
+  int64_t patch_;
+};
+SHERD_MODULE(Patches);
+
+/// The tower's last norm, and a matrix from its width to the language model's.
+struct BridgeImpl : torch::nn::Module {
+  BridgeImpl(int64_t from, int64_t to, double norm_eps);
+  at::Tensor forward(const at::Tensor& x_IPD);
+  RmsNorm norm{nullptr};
+  Linear linear{nullptr};
+};
+SHERD_MODULE(Bridge);
+
+struct VisionLayer;
+
+/// A transformer over the patches of an image.
+struct VisionTowerImpl : torch::nn::Module {
+  VisionTowerImpl(const VisionOptions& options, const LlamaOptions& language);
+  /// From images_I3HW to x_IPD, as wide as the language model.
+  at::Tensor forward(const at::Tensor& images_I3HW);
+  std::vector<std::shared_ptr<torch::nn::Module>> units() const;
+
+ private:
+  Recompute recompute_;
+  Patches patches_{nullptr};
+  std::vector<std::shared_ptr<VisionLayer>> layers_;
+  Bridge bridge_{nullptr};
+};
+SHERD_MODULE(VisionTower);
+
+}  // namespace sherd

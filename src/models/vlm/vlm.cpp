@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/models/vlm.h"
+
+#include "models/blocks/decoder.h"
+#include "models/llama/llama_layer.h"
+#include "models/vlm/vision.h"
+
+namespace sherd {
+namespace {
+
+class Vlm final : public Decoder {
+ public:
+  explicit Vlm(const VlmOptions& options)
+      : Decoder("vlm", options.base, llama_layers(options.base)) {
+    vision_ = register_module("vision", VisionTower(options.vision, options.base));
+  }
+
+  std::vector<std::shared_ptr<torch::nn::Module>> units() const override {
+    auto result = vision_->units();
+    for (const auto& unit : Decoder::units()) result.push_back(unit);
+    return result;
+  }
+
+ protected:
+  at::Tensor embedded(const Batch& batch) override {
+    if (!batch.images.defined()) return Decoder::embedded(batch);
+    const auto seen_PD = vision_(batch.images).flatten(0, 1).index_select(0, batch.image_patches);
+    const auto x_BSD = Decoder::embedded(batch);
+    return x_BSD.flatten(0, 1)
+        .index_copy(0, batch.image_places, seen_PD.to(x_BSD.scalar_type()))
+        .view_as(x_BSD);
+  }
+
+ private:
+  VisionTower vision_{nullptr};
+};
+
+}  // namespace
+
+std::shared_ptr<LanguageModel> make_vlm(const VlmOptions& options) {
+  return std::make_shared<Vlm>(options);
+}
+
+}  // namespace sherd

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "sherd/models/language_model.h"
+#include "train/image_file.h"
+#include "train/token_file.h"
+
+namespace sherd {
+
+/// Samples of a token file: sample i is the seq + 1 tokens from i · seq on, its targets shifted by
+/// one. What stands for an image is no target.
+class Dataset {
+ public:
+  Dataset(
+      std::unique_ptr<TokenFile> tokens,
+      std::unique_ptr<ImageFile> images,
+      int64_t seq,
+      int64_t vocab);
+
+  int64_t samples() const;
+  /// How many targets of a sample count.
+  int64_t targets_in(int64_t sample) const;
+  Batch load(const std::vector<int64_t>& samples, c10::Device device) const;
+
+ private:
+  void add_images(const std::vector<int64_t>& samples, c10::Device device, Batch& batch) const;
+
+  std::unique_ptr<TokenFile> tokens_;
+  std::unique_ptr<ImageFile> images_;  // or nothing
+  int64_t seq_;
+  int64_t vocab_;
+};
+
+}  // namespace sherd
