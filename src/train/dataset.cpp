@@ -62,7 +62,7 @@ void Dataset::add_images(
       ++number;
     }
   }
-  batch.targets.masked_fill_(batch.targets == images_->token(), -100);
+  batch.targets = batch.targets.masked_fill(batch.targets == images_->token(), -100);
   if (images.empty()) return;
   batch.images = images_->read(images).to(device);
   batch.image_places = at::tensor(places, at::kLong).to(device);

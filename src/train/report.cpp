@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <functional>
 #include <sstream>
+#include <utility>
 
 namespace sherd {
 namespace {
@@ -33,8 +34,10 @@ std::string escaped(const std::string& text) {
 std::string brief(double value) {
   std::array<char, 32> text{};
   const double size = std::abs(value);
-  const bool plain = value == 0 || (size >= 1e-3 && size < 1e5);
-  std::snprintf(text.data(), text.size(), plain ? "%.4g" : "%.2e", value);
+  // At most eight characters, which is what fits beside a plot.
+  const bool plain = value == 0 || (size >= 1e-3 && size < 1e8);
+  const char* how = size >= 1e3 ? "%.0f" : "%.4g";
+  std::snprintf(text.data(), text.size(), plain ? how : "%.2e", value);
   return text.data();
 }
 
@@ -82,23 +85,37 @@ class Plot {
           << "\" y2=\"" << y << "\"/><text x=\"" << kLeft - 6 << "\" y=\"" << y + 4
           << "\" text-anchor=\"end\">" << brief(value) << "</text>";
     }
+    double written = NAN;
     for (int i = 0; i <= 4; ++i) {
       const double step = std::round(first_ + (last_ - first_) * i / 4);
+      if (step == written) continue;  // of a short run
+      written = step;
       out << "<text x=\"" << place_of(step) << "\" y=\"" << kHeight - 4 << "\" text-anchor=\""
-          << (i == 4 ? "end" : "middle") << "\">" << brief(step) << "</text>";
+          << (step == last_ && last_ > first_ ? "end" : "middle") << "\">"
+          << static_cast<int64_t>(step) << "</text>";
     }
-    for (const auto& line : lines_) {
-      out << "<polyline stroke=\"" << line.colour << "\" points=\"";
-      for (const auto& [step, value] : line.points) {
-        if (std::isfinite(value)) out << place_of(step) << ',' << height_of(value) << ' ';
-      }
-      out << "\"/>";
-    }
+    for (const auto& line : lines_) out << drawn(line);
     out << "</svg></figure>\n";
     return out.str();
   }
 
  private:
+  std::string drawn(const Line& line) const {
+    std::vector<std::pair<double, double>> points;
+    for (const auto& [step, value] : line.points) {
+      if (std::isfinite(value)) points.emplace_back(place_of(step), height_of(value));
+    }
+    std::ostringstream out;
+    out << "<polyline stroke=\"" << line.colour << "\" points=\"";
+    for (const auto& [x, y] : points) out << x << ',' << y << ' ';
+    out << "\"/>";
+    if (points.size() == 1) {  // of which a line shows nothing
+      const auto& [x, y] = points.front();
+      out << "<circle r=\"3\" fill=\"" << line.colour << "\" cx=\"" << x << "\" cy=\"" << y
+          << "\"/>";
+    }
+    return out.str();
+  }
   std::string legend() const {
     std::string text;
     for (const auto& line : lines_) {
@@ -181,16 +198,18 @@ std::string report_html(
       << escaped(configuration.train.out)
       << "</title><style>"
          "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem;"
-         "color:#222;background:#fff}h1{font-size:1.5rem}figure{display:inline-block;margin:0 1rem "
+         "color:#222;background:#fff}h1{font-size:1.5rem;overflow-wrap:anywhere}figure{display:"
+         "inline-block;margin:0 1rem "
          "1rem 0;"
          "width:560px;max-width:100%}figcaption{font-weight:600}svg{width:100%}svg "
          "text{font-size:11px;"
-         "fill:#555}polyline{fill:none;stroke-width:1.5}.grid{stroke:#e3e3e3}pre{background:#"
+         "fill:#555}polyline{fill:none;stroke-width:1.5}polyline~polyline{stroke-dasharray:6 "
+         "4}.grid{stroke:#e3e3e3}pre{background:#"
          "f6f6f6;"
          "padding:1rem;overflow:auto}</style></head><body>\n<h1>"
       << escaped(configuration.train.out) << "</h1>\n<p id=\"summary\">" << steps.size()
-      << " steps of a " << escaped(configuration.model.kind) << " on " << ranks
-      << (ranks == 1 ? " rank" : " ranks") << " in " << duration_text(seconds);
+      << (steps.size() == 1 ? " step" : " steps") << " of a " << escaped(configuration.model.kind)
+      << " on " << ranks << (ranks == 1 ? " rank" : " ranks") << " in " << duration_text(seconds);
   if (!steps.empty()) {
     out << ": loss " << brief(steps.front().loss) << " at the start, " << brief(steps.back().loss)
         << " at the end";

@@ -13,6 +13,7 @@
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/train/train.h"
+#include "train/event_file.h"
 #include "train/metrics.h"
 #include "train/possible_speed.h"
 #include "train/progress.h"
@@ -202,10 +203,12 @@ double Trainer::validate() {
 void Trainer::run() {
   const auto& train = configuration_.train;
   std::optional<MetricsFile> metrics;
+  std::optional<EventFile> events;
   if (first()) {
     fs::create_directories(train.out);
     std::ofstream(fs::path(train.out) / "configuration.toml") << to_text(configuration_);
     metrics.emplace((fs::path(train.out) / "metrics.jsonl").string());
+    if (train.tensorboard) events.emplace(train.out);
   }
   std::vector<StepMetrics> steps;
   const StopSignals signals;
@@ -221,6 +224,7 @@ void Trainer::run() {
     const double left = each * static_cast<double>(train.steps - number);
     if (first()) progress_.show(number, line_of(result, train.steps, possible, left));
     if (metrics) metrics->add(result);
+    if (events) events->add(result);
     steps.push_back(result);
     // One rank that was asked is enough, and all stop after the same step.
     if (number < train.steps && most(signals.asked()) != 0) {

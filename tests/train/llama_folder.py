@@ -10,6 +10,8 @@ STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
 SEQ, SAMPLES, STEPS = 24, 8, 20  # samples of a step, on all ranks together
 RATE, BETAS, EPS, DECAY, CLIP = 2e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 
+LOGITS_OF, LOGITS_AT = [(7 * i * i + 3 * i) % 256 for i in range(40)], (0, 1, 17, 39)  # tokens, and places among them
+
 CONFIGS = {
     "untied": {"tie_word_embeddings": False},
     "tied": {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the model of llama_folder.py with transformers and writes losses and norms to reference.json.
+"""Trains the model of llama_folder.py with transformers and writes losses and norms to reference.json, and some
+logits to logits.json.
 
 Run by hand where transformers is installed, when llama_folder.py has changed."""
 import json
@@ -13,10 +14,20 @@ import transformers
 import llama_folder as given
 
 
-def train(kind):
+def load(kind):
     with tempfile.TemporaryDirectory() as folder:
         given.write(kind, folder)
-        model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def logits(kind):
+    with torch.no_grad():
+        rows = load(kind)(torch.tensor([given.LOGITS_OF])).logits[0]
+    return [[float(f"{value:.8g}") for value in rows[place].tolist()] for place in given.LOGITS_AT]
+
+
+def train(kind):
+    model = load(kind)
     tokens = torch.tensor(list(given.STORY.read_bytes()))
     many = [p for p in model.parameters() if p.dim() >= 2]
     few = [p for p in model.parameters() if p.dim() < 2]
@@ -41,5 +52,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     result = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0],
               **{kind: train(kind) for kind in given.CONFIGS}}
-    path = pathlib.Path(__file__).with_name("reference.json")
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    folder = pathlib.Path(__file__).parent
+    (folder / "reference.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / "logits.json").write_text(json.dumps({kind: logits(kind) for kind in given.CONFIGS}) + "\n")

@@ -69,6 +69,17 @@ def without(name):
     return safetensors({key: shape for key, shape in WEIGHTS.items() if key != name})
 
 
+def kind(name, keys):
+    return configuration(FINE.replace("[model]", f'[model]\nkind = "{name}"\n{keys}'))
+
+
+def images(data):
+    def make(place):
+        (place / "images.bin").write_bytes(data)
+        (place / "run.toml").write_text(FINE.replace("[model]", '[model]\nkind = "vlm"').replace("seq", 'images = "images.bin"\nseq'))
+    return make
+
+
 # What is made, and words of the error.
 CASES = {
     "no TOML": (configuration("[model\ndim = 3"), ["run.toml:1"]),
@@ -81,6 +92,14 @@ CASES = {
     "heads that do not divide": (configuration(FINE.replace("heads = 2", "heads = 3")), ["model.heads = 3", "divide"]),
     "a head of odd width": (configuration(FINE.replace("heads = 2", "heads = 16")), ["must be even"]),
     "a model that is not known": (configuration(FINE.replace("[model]", '[model]\nkind = "gpt"')), ["model.kind", "llama"]),
+    "more experts of a token than there are": (kind("moe", "top_k = 9"), ["model.top_k = 9", "at most model.experts = 8"]),
+    "a pattern with another letter": (kind("hybrid", 'pattern = "MX"'), ['model.pattern = "MX"', "M (Mamba-2)"]),
+    "state heads that do not divide": (kind("hybrid", "ssm_head_dim = 7"), ["model.ssm_head_dim = 7", "divide"]),
+    "a patch that does not divide": (kind("vlm", "patch = 5"), ["model.patch = 5", "divide model.image_size"]),
+    "a model that sees, without images": (kind("vlm", ""), ["data.images", "needs it"]),
+    "images for one that does not": (configuration(FINE.replace("seq", 'images = "a"\nseq')), ["data.images", "vlm"]),
+    "images that are cut": (images(bytes(100)), ["100 bytes", "model.image_size"]),
+    "images that the text does not have": (images(bytes(3 * 32 * 32)), ["must stand 16 times", "0 times there"]),
     "no data": (configuration(FINE.replace('text = "story.txt"\n', "")), ["data.tokens"]),
     "two data": (configuration(FINE.replace("seq", 'tokens = "a"\nseq')), ["not both"]),
     "a text that is not there": (configuration(FINE.replace("story", "history")), ["history.txt", "can't be opened"]),

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face folder gives transformers' logits, sharded or not, and is saved as it was: logits_test.py PROGRAM MPIRUN"""
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+TRAIN = pathlib.Path(__file__).parents[1] / "train"
+sys.path.insert(0, str(TRAIN))
+import llama_folder as given  # noqa: E402
+
+RUN_RANKS = TRAIN.parent / "ranks" / "run_ranks.sh"
+BOUND = 1e-5
+
+
+def tensors(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    return {name: (about["dtype"], about["shape"], data[8 + size + about["data_offsets"][0]:8 + size + about["data_offsets"][1]])
+            for name, about in header.items() if name != "__metadata__"}
+
+
+def main():
+    program, mpirun = sys.argv[1:]
+    expected = json.loads((TRAIN / "logits.json").read_text())
+    worst = 0
+    with tempfile.TemporaryDirectory() as place:
+        for kind in given.CONFIGS:
+            folder = pathlib.Path(place) / kind
+            given.write(kind, folder)
+            for ranks in (1, 3):
+                copy = pathlib.Path(place) / f"{kind}-copy"
+                subprocess.run([RUN_RANKS, mpirun, str(ranks), program, str(folder), str(copy), *map(str, given.LOGITS_OF)],
+                               check=True, timeout=120)
+                logits = [value for value, in struct.iter_unpack("<f", (copy / "logits").read_bytes())]
+                assert len(logits) == len(given.LOGITS_OF) * 256, len(logits)
+                for at, row in zip(given.LOGITS_AT, expected[kind], strict=True):
+                    worst = max(worst, *(abs(a - b) for a, b in zip(logits[at * 256:(at + 1) * 256], row, strict=True)))
+                assert worst < BOUND, (kind, ranks, worst)
+                assert tensors(copy) == tensors(folder), kind
+                was, now = (json.loads((path / "config.json").read_text()) for path in (folder, copy))
+                assert all(now[key] == value for key, value in was.items() if key != "max_position_embeddings"), (was, now)
+    print(f"logits at most {worst:.1e} apart")
+
+
+main()

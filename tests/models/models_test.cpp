@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every model, sharded, learns what it learns alone from the samples of all ranks.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "ranks/rank_world.h"
+#include "sherd/models/hybrid.h"
+#include "sherd/models/llama.h"
+#include "sherd/models/moe.h"
+#include "sherd/models/vlm.h"
+#include "sherd/optim/adamw.h"
+#include "sherd/shard/fully_shard.h"
+#include "sherd/shard/module.h"
+
+namespace sherd::testing {
+namespace {
+
+constexpr int64_t kVocab = 48;
+constexpr int64_t kSeq = 20;
+constexpr int64_t kSteps = 3;
+
+struct Kind {
+  std::string name;
+  std::function<std::shared_ptr<LanguageModel>(const LlamaOptions&)> make;
+};
+void PrintTo(const Kind& kind, std::ostream* out) {
+  *out << kind.name;
+}
+
+const VisionOptions kVision{
+    .image_size = 8, .patch = 4, .dim = 16, .layers = 2, .heads = 2, .ffn = 32};
+const ExpertOptions kExperts{.count = 4, .top_k = 2, .ffn = 24, .shared_ffn = 16};
+
+std::vector<Kind> kinds() {
+  const MambaOptions mamba{.state = 8, .head_dim = 16, .groups = 2, .chunk = 8};
+  return {
+      {"llama", [](const auto& base) { return make_llama(base); }},
+      {"moe",
+       [](const auto& base) {
+         return make_moe({base, kExperts});
+       }},
+      {"hybrid",
+       [mamba](const auto& base) {
+         return make_hybrid({base, kExperts, mamba, "M*ME-"});
+       }},
+      {"vlm", [](const auto& base) {
+         return make_vlm({base, kVision});
+       }}};
+}
+
+/// One sequence of a step; of a model that sees, every second one has an image.
+Batch sample(int64_t step, int64_t number, bool sees, c10::Device device) {
+  auto random =
+      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1 + step * 100 + number));
+  const auto row = at::randint(1, kVocab, {1, kSeq + 1}, random, at::kLong).to(device);
+  Batch batch{row.narrow(1, 0, kSeq).contiguous(), row.narrow(1, 1, kSeq).clone()};
+  if (!sees || number % 2 == 0) return batch;
+  batch.images = at::rand({1, 3, 8, 8}, random).to(device);
+  batch.image_places = at::arange(5, 9, batch.tokens.options());
+  batch.image_patches = at::arange(0, 4, batch.tokens.options());
+  batch.targets.narrow(1, 4, 4).fill_(-100);
+  return batch;
+}
+
+class Training {
+ public:
+  Training(const Kind& kind, LlamaOptions base, const World& world, Strategy strategy)
+      : world_(world), sees_(kind.name == "vlm") {
+    base.vocab = kVocab;
+    base.dim = 32;
+    base.layers = 5;
+    base.heads = 4;
+    base.kv_heads = 2;
+    base.head_dim = 8;
+    base.ffn = 48;
+    base.init_std = 0.2;
+    {
+      const MetaDevice meta;
+      model_ = kind.make(base);
+    }
+    const ShardOptions options{
+        .mesh = Mesh(world, {{"dp", world.size()}}), .placement = Placement(strategy)};
+    for (const auto& unit : model_->units()) fully_shard(unit, options);
+    fully_shard(std::shared_ptr<torch::nn::Module>(model_), options);
+    initialise(*model_, {.seed = 4, .values = [this](const auto& name, auto shape) {
+                           return model_->initial_values(name, shape);
+                         }});
+    optimizer_.emplace(*model_, AdamWOptions{.rate = 1e-2});
+  }
+
+  /// Samples `first` to `last` of each step, one micro-batch each; the losses.
+  std::vector<double> train(int64_t samples, int64_t first, int64_t last) {
+    micro_batches(*model_, last - first);
+    std::vector<double> losses;
+    for (int64_t step = 0; step < kSteps; ++step) {
+      double total = 0;
+      for (int64_t number = first; number < last; ++number) {
+        const auto loss = call(*model_, sample(step, number, sees_, world_.device()));
+        total += loss.item<double>();
+        // The mean over the ranks is the sum over all samples, by a constant.
+        (loss * (static_cast<double>(world_.size()) / static_cast<double>(samples * kSeq)))
+            .backward();
+      }
+      optimizer_->step();
+      losses.push_back(total);
+    }
+    return losses;
+  }
+  auto parameters() const { return full_parameters(*model_); }
+
+ private:
+  World world_;
+  bool sees_;
+  std::shared_ptr<LanguageModel> model_;
+  std::optional<AdamW> optimizer_;
+};
+
+class ModelsTest : public ::testing::TestWithParam<Kind> {
+ protected:
+  /// What a world learns and what one rank learns from the same samples.
+  void expect_like_alone(Strategy strategy, LlamaOptions base) {
+    const auto& world = test_world();
+    const int64_t samples = 2 * world.size();
+    const auto alone_world = World::emulated({.size = 1, .device = world.device()});
+    Training together(GetParam(), base, world, strategy);
+    base.recompute = Recompute::none;
+    Training alone(GetParam(), base, alone_world, Strategy::no_shard);
+    const auto losses = together.train(samples, 2 * world.rank(), 2 * world.rank() + 2);
+    const auto expected = alone.train(samples, 0, samples);
+    for (size_t i = 0; i < losses.size(); ++i) {
+      auto total =
+          at::full({1}, losses[i], at::TensorOptions().dtype(at::kDouble)).to(world.device());
+      world.communicator().all_reduce(total, Reduction::sum()).synchronize();
+      EXPECT_NEAR(total.item<double>() / expected[i], 1, 2e-5) << "step " << i;
+    }
+    const auto ours = together.parameters();
+    const auto theirs = alone.parameters();
+    ASSERT_EQ(ours.size(), theirs.size());
+    for (size_t i = 0; i < ours.size(); ++i) {
+      EXPECT_EQ(ours[i].first, theirs[i].first);
+      // AdamW's first updates have the gradient's sign: where it is near 0 they may differ.
+      const auto difference = (ours[i].second - theirs[i].second).abs();
+      EXPECT_LE(difference.mean().item<double>(), 1e-4) << ours[i].first;
+    }
+  }
+};
+
+TEST_P(ModelsTest, LearnsWhatItLearnsAlone) {
+  expect_like_alone(Strategy::optim_grads_params, {});
+}
+TEST_P(ModelsTest, LearnsTheSameTied) {
+  expect_like_alone(Strategy::optim_grads_params, {.tie_embeddings = true});
+}
+TEST_P(ModelsTest, LearnsTheSameWithRecompute) {
+  expect_like_alone(Strategy::optim_grads_params, {.recompute = Recompute::full});
+  expect_like_alone(Strategy::optim_grads, {.recompute = Recompute::selective});
+}
+
+TEST_P(ModelsTest, CountsItsProducts) {
+  LlamaOptions base{.vocab = kVocab, .dim = 32, .layers = 5, .heads = 4, .kv_heads = 2};
+  base.head_dim = 8;
+  base.ffn = 48;
+  const auto model = GetParam().make(base);
+  int64_t matrices = 0;
+  for (const auto& item : model->named_parameters()) {
+    const bool products = item.value().dim() == 2 && item.key() != "embedding.weight" &&
+                          item.key().find("vision") == std::string::npos;
+    // Of the experts a token takes two of four.
+    if (products) matrices += item.value().numel();
+    if (item.value().dim() == 3) matrices += item.value().numel() / 2;
+  }
+  const auto dense = 6 * static_cast<double>(matrices);
+  EXPECT_GT(model->flops_per_token(1), dense);
+  EXPECT_LT(model->flops_per_token(1), 1.25 * dense);
+  EXPECT_GT(model->flops_per_token(1000), model->flops_per_token(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ModelsTest, ::testing::ValuesIn(kinds()), [](const auto& one) {
+  return one.param.name;
+});
+
+}  // namespace
+}  // namespace sherd::testing
