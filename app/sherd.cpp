@@ -3,15 +3,17 @@
 #include <exception>
 #include <iostream>
 
-#include "commands.h"
 #include "sherd/version.h"
+#include "tokenize_command.h"
+#include "train_command.h"
 
 int main(int argc, char** argv) try {
   CLI::App app("Sherd: fully sharded training on LibTorch", "sherd");
   app.require_subcommand(1);
   auto* version =
       app.add_subcommand("version", "Print the versions of Sherd and what it stands on");
-  sherd::app::TrainCommand train(app);
+  const sherd::app::TrainCommand train(app);
+  const sherd::app::TokenizeCommand tokenize(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -19,6 +21,7 @@ int main(int argc, char** argv) try {
   }
   if (version->parsed()) std::cout << sherd::version_text();
   if (train.parsed()) return train.run(argv);
+  if (tokenize.parsed()) return tokenize.run();
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "sherd: " << error.what() << '\n';

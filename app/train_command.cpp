@@ -6,9 +6,9 @@
 #include <iostream>
 #include <thread>
 
-#include "commands.h"
 #include "local_ranks.h"
 #include "sherd/train/train.h"
+#include "train_command.h"
 
 namespace sherd::app {
 

@@ -190,9 +190,9 @@ std::string safetensors_header(
   auto json = Json::object();
   if (!metadata.empty()) json["__metadata__"] = metadata;
   for (const auto& [name, tensor] : tensors) {
-    const auto* known = std::find_if(kDtypes.begin(), kDtypes.end(), [&](const NamedDtype& one) {
-      return one.dtype == tensor.dtype;
-    });
+    const auto* known = std::find_if(
+        kDtypes.begin(), kDtypes.end(),
+        [dtype = tensor.dtype](const NamedDtype& one) { return one.dtype == dtype; });
     TORCH_CHECK_VALUE(
         known != kDtypes.end(), "[safetensors] tensor '", name, "' has the dtype ", tensor.dtype,
         ", which the format has no name for");

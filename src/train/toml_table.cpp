@@ -3,6 +3,9 @@
 
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_WINDOWS_COMPAT 0
+// toml++ 3.3 takes for granted, on malformed text, what it checks a line later.
+#undef NDEBUG
+#define TOML_ASSERT(expression) static_assert(true)
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -78,6 +81,41 @@ TomlTable table_of(const std::string& file, const toml::table& from) {
   return {place_of(file, from), std::move(members)};
 }
 
+/// Where a string or a comment that begins at `begin` ends; the end of the text where it does not.
+size_t end_of_quoted(const std::string& toml, size_t begin) {
+  const char quote = toml[begin];
+  if (quote == '#') return std::min(toml.find('\n', begin), toml.size());
+  const std::string thrice(3, quote);
+  const bool many = toml.compare(begin, 3, thrice) == 0;
+  for (size_t i = begin + (many ? 3 : 1); i < toml.size(); ++i) {
+    if (quote == '"' && toml[i] == '\\') {
+      ++i;
+    } else if (many ? toml.compare(i, 3, thrice) == 0 : toml[i] == quote || toml[i] == '\n') {
+      return i + (many ? 3 : 1);
+    }
+  }
+  return toml.size();
+}
+
+bool is_plain(char c) {
+  return (c >= ' ' && c <= '~') || c == '\t' || c == '\n' || c == '\r';
+}
+
+/// The line of the first byte beyond plain ASCII that stands in neither a string nor a comment.
+/// TOML has no use for one there, and toml++ 3.3 takes some for what they are not.
+std::optional<int64_t> line_of_stray_byte(const std::string& toml) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";  // of UTF-8, which some editors write
+  for (size_t i = toml.starts_with(kMark) ? kMark.size() : 0; i < toml.size(); ++i) {
+    if (toml[i] == '"' || toml[i] == '\'' || toml[i] == '#') {
+      i = end_of_quoted(toml, i) - 1;
+    } else if (!is_plain(toml[i])) {
+      const auto here = toml.begin() + static_cast<std::ptrdiff_t>(i);
+      return 1 + std::count(toml.begin(), here, '\n');
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 const TomlTable* TomlTable::table(const std::string& name) const {
@@ -104,6 +142,12 @@ std::vector<TomlTable::Entry> TomlTable::entries() const {
 
 std::optional<TomlTable> read_toml(
     const std::string& toml, const std::string& name, std::vector<std::string>& problems) {
+  if (const auto line = line_of_stray_byte(toml)) {
+    problems.push_back(
+        name + ":" + std::to_string(*line) +
+        ": a character that is no plain ASCII stands outside a string: put the value in quotes");
+    return std::nullopt;
+  }
   try {
     return table_of(name, toml::parse(toml));
   } catch (const toml::parse_error& error) {

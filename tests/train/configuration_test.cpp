@@ -73,6 +73,17 @@ TEST_F(ConfigurationTest, OverridesComeLastAndStringsNeedNoQuotes) {
   EXPECT_EQ(all.optim.clip, 1);
 }
 
+TEST_F(ConfigurationTest, OtherLettersStandInStringsAndComments) {
+  const std::string text = "\xEF\xBB\xBF# für später\n[data]\ntext = \"größe\"\n[train]\nout = ";
+  EXPECT_EQ(read(text + "'''é\n\"ä'''  # ok: ü").train.out, "é\n\"ä");
+  EXPECT_EQ(read(text + "\"\\\"é\"").train.out, "\"é");
+  EXPECT_EQ(read(text + "\"a\"", {"train.out=Übung"}).train.out, "Übung");
+  expect_problem(
+      text + "é",
+      "run.toml:5: a character that is no plain ASCII stands outside a string: put the value in "
+      "quotes");
+}
+
 TEST_F(ConfigurationTest, TheDumpReadsBackAsTheSame) {
   const auto all = read(
       std::string(kWhole) + "[optim]\nlr = 0.1\nclip = 0.3\n[precision]\nrecipe = \"bf16_o2\"",

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "sherd/train/tokenize.h"
+
+namespace sherd::app {
+
+/// `sherd tokenize --tokenizer FILE --out FILE TEXT...`.
+class TokenizeCommand {
+ public:
+  explicit TokenizeCommand(CLI::App& app);
+  bool parsed() const { return command_->parsed(); }
+  int run() const;  ///< the exit code
+
+ private:
+  CLI::App* command_;
+  TokenizeOptions options_;
+};
+
+}  // namespace sherd::app

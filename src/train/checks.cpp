@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/checks.h"
+
+#include "train/written.h"
+
+namespace sherd {
+namespace {
+
+std::string is(const char* name, int64_t value) {
+  return std::string(name) + " = " + std::to_string(value);
+}
+
+/// require(condition, problem).
+template <class Require>
+void check_model(const ModelSection& model, const Require& require) {
+  const auto divides = [&](const char* name, int64_t part, const char* of, int64_t whole) {
+    require(whole % part == 0, is(name, part) + ": it must divide " + is(of, whole));
+  };
+  if (model.from) {
+    require(
+        model.kind == "llama",
+        "model.kind = " + written(model.kind) + ": only a llama can be taken from a folder");
+    return;
+  }
+  divides("model.heads", model.heads, "model.dim", model.dim);
+  require(
+      model.dim % model.heads != 0 || model.dim / model.heads % 2 == 0,
+      is("model.heads", model.heads) +
+          ": a head's width, dim / heads, must be even for rotary positions; it is " +
+          std::to_string(model.dim / model.heads));
+  if (model.kv_heads != 0) divides("model.kv_heads", model.kv_heads, "model.heads", model.heads);
+  if (model.kind == "moe" || model.kind == "hybrid") {
+    require(
+        model.top_k <= model.experts, is("model.top_k", model.top_k) + ": it must be at most " +
+                                          is("model.experts", model.experts));
+  }
+  if (model.kind == "hybrid") {
+    require(
+        !model.pattern.empty() && model.pattern.find_first_not_of("M*-E") == std::string::npos,
+        "model.pattern = " + written(model.pattern) +
+            ": it must be letters out of M (Mamba-2), * (attention), - (feed-forward), E "
+            "(experts)");
+    divides("model.ssm_head_dim", model.ssm_head_dim, "2 model.dim", 2 * model.dim);
+    divides(
+        "model.ssm_groups", model.ssm_groups, "Mamba-2's heads, 2 dim / ssm_head_dim",
+        2 * model.dim / model.ssm_head_dim);
+  }
+  if (model.kind == "vlm") {
+    divides("model.patch", model.patch, "model.image_size", model.image_size);
+    divides("model.vision_heads", model.vision_heads, "model.vision_dim", model.vision_dim);
+    require(
+        model.image_token < model.vocab, is("model.image_token", model.image_token) +
+                                             ": it must be below " +
+                                             is("model.vocab", model.vocab));
+  }
+}
+
+}  // namespace
+
+void check_together(const Configuration& all, std::vector<std::string>& problems) {
+  const auto require = [&](bool fine, const std::string& text) {
+    if (!fine) problems.push_back(text);
+  };
+  const auto& model = all.model;
+  const auto& data = all.data;
+  const auto& precision = all.precision;
+  const auto& optim = all.optim;
+  const auto& train = all.train;
+  const auto& device = all.device;
+  check_model(model, require);
+  require(
+      data.tokens.has_value() != data.text.has_value(),
+      data.tokens
+          ? "data.text = " + written(data.text) + ": give data.tokens or data.text, not both"
+          : "data: give data.tokens = \"file.bin\" or data.text = \"file.txt\"");
+  const auto images = [&](const char* key, const auto& value, bool wanted) {
+    require(
+        !value || model.kind == "vlm",
+        std::string(key) + " = " + written(value) + ": only a model of kind \"vlm\" sees images");
+    require(
+        value || !wanted || model.kind != "vlm",
+        std::string(key) + ": a model of kind \"vlm\" needs it");
+  };
+  images("data.images", data.images, true);
+  images("data.validation_images", data.validation_images, data.validation.has_value());
+  require(
+      device.emulate == 0 || device.ranks == 1, is("device.emulate", device.emulate) +
+                                                    ": an emulated world has one process, but " +
+                                                    is("device.ranks", device.ranks));
+  const bool parts = precision.compute || precision.main || precision.gradient || precision.reduce;
+  require(
+      !precision.recipe || !parts,
+      "precision.recipe = " + written(precision.recipe) +
+          ": a recipe sets compute, main, gradient and reduce; remove those keys, or the recipe");
+  require(
+      optim.warmup <= train.steps,
+      is("optim.warmup", optim.warmup) + ": it must be at most " + is("train.steps", train.steps));
+  require(
+      train.validate_every == 0 || data.validation.has_value(),
+      is("train.validate_every", train.validate_every) +
+          ": there is nothing to validate with; give data.validation");
+}
+
+}  // namespace sherd
