@@ -5,6 +5,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include "models/blocks/feed_forward.h"
 #include "sherd/nn/recompute.h"
@@ -87,7 +88,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> Decoder::units() const {
 std::optional<InitialValues> Decoder::initial_values(
     const std::string& name, at::IntArrayRef shape) const {
   if (name.ends_with("norm.weight")) return InitialValues::constant(1);
-  if (shape.size() < 2) return std::nullopt;
+  TORCH_INTERNAL_ASSERT(shape.size() >= 2, name, " has no initial values");
   return InitialValues::normal(0, options_.init_std);
 }
 

@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <cmath>
+
 #include "models/blocks/attention.h"
 #include "models/blocks/decoder.h"
 #include "models/hybrid/mamba.h"
@@ -55,6 +57,32 @@ std::shared_ptr<Layer> make_layer(char letter, const HybridOptions& options) {
   }
 }
 
+class Hybrid final : public Decoder {
+ public:
+  Hybrid(const HybridOptions& options, const std::vector<std::shared_ptr<Layer>>& layers)
+      : Decoder("hybrid", options.base, layers), width_(options.mamba.width) {}
+
+  /// A Mamba-2 begins with decays of 1 to 16 and steps of about 0.001 to 0.1, both evenly in their
+  /// logarithm: softplus of so small a step's logarithm is the step.
+  std::optional<InitialValues> initial_values(
+      const std::string& name, at::IntArrayRef shape) const override {
+    if (name.ends_with("mixer.decay_log")) return InitialValues::uniform(0, std::log(16));
+    if (name.ends_with("mixer.step_bias")) {
+      return InitialValues::uniform(std::log(1e-3), std::log(1e-1));
+    }
+    if (name.ends_with("mixer.through")) return InitialValues::constant(1);
+    if (name.ends_with("mixer.filter_bias")) return InitialValues::constant(0);
+    if (name.ends_with("mixer.filter")) {
+      const double bound = 1 / std::sqrt(static_cast<double>(width_));
+      return InitialValues::uniform(-bound, bound);
+    }
+    return Decoder::initial_values(name, shape);
+  }
+
+ private:
+  int64_t width_;
+};
+
 }  // namespace
 
 std::shared_ptr<LanguageModel> make_hybrid(const HybridOptions& options) {
@@ -65,7 +93,7 @@ std::shared_ptr<LanguageModel> make_hybrid(const HybridOptions& options) {
     const auto letter = options.pattern[static_cast<size_t>(i) % options.pattern.size()];
     layers.push_back(make_layer(letter, options));
   }
-  return std::make_shared<Decoder>("hybrid", options.base, layers);
+  return std::make_shared<Hybrid>(options, layers);
 }
 
 }  // namespace sherd

@@ -8,9 +8,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
-#include <c10/core/GradMode.h>
-
-#include <cmath>
 
 #include "models/blocks/feed_forward.h"
 #include "models/hybrid/state_space.h"
@@ -31,18 +28,6 @@ MambaImpl::MambaImpl(int64_t dim, double norm_eps, const MambaOptions& options)
   through = register_parameter("through", at::empty({heads_}));
   norm = register_module("norm", RmsNorm(inner_, norm_eps));
   output = register_module("output", plain_linear(inner_, dim));
-}
-
-/// As Mamba-2 begins: decays of 1 to 16, steps of 0.001 to 0.1 evenly in their logarithm.
-void MambaImpl::reset_parameters() {
-  const c10::NoGradGuard no_grad;
-  const double bound = 1 / std::sqrt(static_cast<double>(options_.width));
-  filter.uniform_(-bound, bound);
-  filter_bias.zero_();
-  decay_log.uniform_(1, 16).log_();
-  step_bias.uniform_(std::log(1e-3), std::log(1e-1)).exp_();
-  step_bias.add_(step_bias.neg().expm1().neg().log());  // softplus of it is the step
-  through.fill_(1);
 }
 
 /// Each channel over its last `width` tokens.

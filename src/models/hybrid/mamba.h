@@ -12,7 +12,6 @@ namespace sherd {
 struct MambaImpl : torch::nn::Module {
   MambaImpl(int64_t dim, double norm_eps, const MambaOptions& options);
   at::Tensor forward(const at::Tensor& x_BSD);
-  void reset_parameters();
   /// Of one token's forward.
   double flops_per_token() const;
 
