@@ -41,7 +41,14 @@ void forward(int) {
 }  // namespace
 
 bool has_launcher() {
-  return variable({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID"}) != nullptr;
+  if (variable({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK"})) return true;
+  // Slurm says so to a batch script, too, which is one task.
+  return variable({"SLURM_PROCID"}) && launched_ranks() > 1;
+}
+
+int64_t launched_ranks() {
+  const auto* count = variable({"OMPI_COMM_WORLD_SIZE", "WORLD_SIZE", "SLURM_NTASKS"});
+  return count ? std::max(1L, std::strtol(count, nullptr, 10)) : 1;
 }
 
 bool is_first_rank() {
@@ -55,8 +62,9 @@ std::string rank_text() {
 }
 
 int64_t local_ranks() {
-  const auto* count =
-      variable({"OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"});
+  const auto* count = variable(
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE",
+       "SLURM_TASKS_PER_NODE"});
   return count ? std::max(1L, std::strtol(count, nullptr, 10)) : 1;
 }
 

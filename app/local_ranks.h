@@ -8,6 +8,8 @@ namespace sherd::app {
 
 /// Whether mpirun, torchrun or srun started this process.
 bool has_launcher();
+/// How many ranks the launcher has started; 1 without one.
+int64_t launched_ranks();
 /// Whether this is rank 0, or alone.
 bool is_first_rank();
 /// "rank 3: ", for messages; nothing where there is one rank.

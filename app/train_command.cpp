@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <thread>
 
@@ -33,9 +34,16 @@ int TrainCommand::run(char** arguments) const {
   }
   const int64_t ranks = ranks_.value_or(configuration.device.ranks);
   if (ranks > 1 && !has_launcher()) return start_local_ranks(ranks, arguments);
+  if (ranks_ && has_launcher() && *ranks_ != launched_ranks()) {
+    std::cerr << rank_text() << "--ranks " << *ranks_ << ": a launcher has started "
+              << launched_ranks() << " ranks; leave --ranks out\n";
+    return 2;
+  }
   // Ranks of one machine share its cores.
-  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / local_ranks())));
+  if (!std::getenv("OMP_NUM_THREADS")) {
+    const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+    at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / local_ranks())));
+  }
   try {
     train(configuration);
   } catch (const c10::ValueError& error) {
@@ -43,6 +51,9 @@ int TrainCommand::run(char** arguments) const {
     return 2;
   } catch (const c10::Error& error) {
     std::cerr << rank_text() << error.what_without_backtrace() << std::endl;
+    return 1;
+  } catch (const std::exception& error) {
+    std::cerr << rank_text() << error.what() << std::endl;
     return 1;
   }
   return 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sherd/buffer/dbuffer.h"
+#include "sherd/checkpoint/checkpoint.h"
 #include "sherd/comm/communicator.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"

@@ -14,7 +14,9 @@ namespace sherd {
 namespace {
 
 struct Descriptor {
-  explicit Descriptor(const std::string& path) : number(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  // Not waiting for who would write into a pipe: that is no file.
+  explicit Descriptor(const std::string& path)
+      : number(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     TORCH_CHECK_VALUE(number >= 0, "[file] ", path, " can't be opened: ", std::strerror(errno));
   }
   ~Descriptor() { close(number); }

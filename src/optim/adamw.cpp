@@ -250,6 +250,14 @@ double AdamW::loss_scale() const {
 double AdamW::gradient_norm() const {
   return state_->value(control::norm);
 }
+AdamW::Progress AdamW::progress() const {
+  return {updates(), loss_scale(), static_cast<int64_t>(state_->value(control::healthy))};
+}
+void AdamW::set_progress(const Progress& progress) {
+  state_->field(control::step).fill_(static_cast<double>(progress.updates));
+  state_->field(control::healthy).fill_(static_cast<double>(progress.healthy));
+  if (state_->options.scaling) state_->field(control::scale).fill_(progress.loss_scale);
+}
 const std::vector<AdamW::Moments>& AdamW::moments() const {
   return state_->moments;
 }

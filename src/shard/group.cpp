@@ -321,6 +321,26 @@ at::Tensor Group::view(const at::Tensor& full, size_t member) const {
   return full.narrow(0, layout_->offset(number), layout_->numel(number)).view(spec.shape);
 }
 
+Group::Stored Group::stored(size_t member) const {
+  // Frozen weights are never refreshed, so each rank must have its whole part of them.
+  const auto& spreads =
+      traits_.placement.spreads(traits_.trainable ? Role::optimizer : Role::parameter);
+  const auto coordinates = coordinates_of(traits_);
+  const auto mine = part_of(spreads, sizes_, coordinates);
+  const auto number = static_cast<int64_t>(member);
+  Stored result;
+  result.piece = held_run(*layout_, main_, mine, number);
+  result.begin = layout_->held_by(mine, number).begin;
+  const auto repeat = [&](Spread spread, int64_t size, int64_t coordinate) {
+    if (spread == Spread::shard) return;
+    result.replica = result.replica * size + coordinate;
+    result.replicas *= size;
+  };
+  repeat(spreads.outer, std::max<int64_t>(1, sizes_.outer), coordinates.outer);
+  repeat(spreads.inner, std::max<int64_t>(1, sizes_.inner), coordinates.inner);
+  return result;
+}
+
 void Group::take_main(const at::Tensor& full) {
   const HeldPart all{full, whole_};
   for (const auto* held : {&main_, &model_}) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -173,6 +174,19 @@ class Group {
   /// All elements of a parameter, flat; this rank's are kept.
   void take_member(size_t member, const at::Tensor& values);
   void fill_member(size_t member, uint64_t key, const KeyedValues& values);
+  // ---- checkpoints -------------------------------------------------------------------------
+
+  /// This rank's elements of a parameter as a checkpoint has them: of the main weight.
+  struct Stored {
+    at::Tensor piece;      ///< flat, maybe empty; what is written to it is the weight
+    int64_t begin = 0;     ///< of its first element in the parameter
+    int64_t replica = 0;   ///< which of those that hold the same elements this rank is,
+    int64_t replicas = 1;  ///< and how many there are
+  };
+  Stored stored(size_t member) const;
+  /// All pieces were written.
+  void note_stored() { std::fill(unset_.begin(), unset_.end(), false); }
+
   /// What a parameter of the module is while it is sharded: a view of the flat storage.
   const at::Tensor& flat_view(size_t member) const { return views_[member]; }
   /// The parameter, whoever holds it, has that data from now on.

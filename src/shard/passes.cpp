@@ -67,7 +67,8 @@ UnitCall Runtime::before_forward(Unit& unit) {
     run_forward(*ahead);
     const auto& boundary = section_->boundaries[cursor_];
     const int32_t expected = program_->order()[cursor_].recompute;
-    const int32_t region = region_number(expected);
+    // A pass that keeps nothing for a backward has nothing to compute again.
+    const int32_t region = pass_->train ? region_number(expected) : expected;
     if (region != expected) deviate();
     if (deviated_) trace_.push_back({unit.number, true, region});
     call.position_ = deviated_ ? entered_++ : boundary.position;

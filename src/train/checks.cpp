@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/checks.h"
 
+#include <stdexcept>
+#include <utility>
+
+#include "sherd/plan/placement.h"
 #include "train/written.h"
 
 namespace sherd {
@@ -8,6 +12,11 @@ namespace {
 
 std::string is(const char* name, int64_t value) {
   return std::string(name) + " = " + std::to_string(value);
+}
+
+bool has_experts(const ModelSection& model) {
+  return model.kind == "moe" ||
+         (model.kind == "hybrid" && model.pattern.find('E') != std::string::npos);
 }
 
 /// require(condition, problem).
@@ -33,6 +42,14 @@ void check_model(const ModelSection& model, const Require& require) {
     require(
         model.top_k <= model.experts, is("model.top_k", model.top_k) + ": it must be at most " +
                                           is("model.experts", model.experts));
+  }
+  const int64_t width = model.expert_ffn > 0 ? model.expert_ffn : model.ffn;
+  if (has_experts(model)) {
+    for (const auto& [name, size] :
+         {std::pair("model.dim", model.dim),
+          {model.expert_ffn > 0 ? "model.expert_ffn" : "model.ffn", width}}) {
+      require(size % 8 == 0, is(name, size) + ": with experts it must be a multiple of 8");
+    }
   }
   if (model.kind == "hybrid") {
     require(
@@ -87,6 +104,14 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       device.emulate == 0 || device.ranks == 1, is("device.emulate", device.emulate) +
                                                     ": an emulated world has one process, but " +
                                                     is("device.ranks", device.ranks));
+  try {
+    const auto inner = strategy_from(all.shard.strategy);
+    Placement(
+        inner, all.shard.outer > 1 ? strategy_from(all.shard.outer_strategy) : Strategy::no_shard);
+  } catch (const std::invalid_argument& error) {
+    problems.push_back(
+        "shard.outer_strategy = " + written(all.shard.outer_strategy) + ": " + error.what());
+  }
   const bool parts = precision.compute || precision.main || precision.gradient || precision.reduce;
   require(
       !precision.recipe || !parts,

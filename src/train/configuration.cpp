@@ -170,6 +170,7 @@ ConfigurationError::ConfigurationError(std::vector<std::string> problems)
 Configuration read_configuration(
     const std::string& path, const std::vector<std::string>& overrides) {
   Configuration result;
+  result.source = path;
   std::vector<std::string> problems;
   Reader reader(problems);
   if (const auto file = read_toml_file(path, problems)) {

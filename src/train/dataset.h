@@ -22,6 +22,7 @@ class Dataset {
       int64_t vocab);
 
   int64_t samples() const;
+  bool has_images() const { return images_ != nullptr; }
   /// How many targets of a sample count.
   int64_t targets_in(int64_t sample) const;
   Batch load(const std::vector<int64_t>& samples, c10::Device device) const;

@@ -28,6 +28,10 @@ inline Key meaning(const char* text) {
 inline Key at_least(double least, const char* text) {
   return {.meaning = text, .least = least};
 }
+/// Sizes: more than 2^bits of it nobody has, and the products of them stay numbers.
+inline Key up_to_bits(int bits, double least, const char* text) {
+  return {.meaning = text, .least = least, .most = static_cast<double>(int64_t{1} << bits)};
+}
 inline Key above(double least, const char* text) {
   return {.meaning = text, .least = least, .above = true};
 }
@@ -49,26 +53,27 @@ void keys(Section& s, Visitor&& visit) {
       path("a Hugging Face folder (config.json and safetensors) to begin from; the keys below are "
            "then its own"));
   visit("kind", s.kind, one_of({"llama", "moe", "hybrid", "vlm"}, "what the model is"));
-  visit("dim", s.dim, at_least(1, "width of the model"));
-  visit("layers", s.layers, at_least(1, "number of layers"));
-  visit("heads", s.heads, at_least(1, "heads of the attention; they divide dim"));
+  visit("dim", s.dim, up_to_bits(20, 1, "width of the model"));
+  visit("layers", s.layers, up_to_bits(16, 1, "number of layers"));
+  visit("heads", s.heads, up_to_bits(16, 1, "heads of the attention; they divide dim"));
   visit(
       "kv_heads", s.kv_heads,
-      at_least(0, "heads of keys and values; they divide heads; 0: as many"));
+      up_to_bits(16, 0, "heads of keys and values; they divide heads; 0: as many"));
   visit(
       "ffn", s.ffn,
-      at_least(0, "width inside the feed-forward layers; 0: 8/3 dim, rounded up to 64"));
-  visit("vocab", s.vocab, at_least(2, "size of the vocabulary"));
+      up_to_bits(24, 0, "width inside the feed-forward layers; 0: 8/3 dim, rounded up to 64"));
+  visit("vocab", s.vocab, up_to_bits(31, 2, "size of the vocabulary"));
   visit("rope_theta", s.rope_theta, above(0, "base of the rotary positions"));
   visit("norm_eps", s.norm_eps, above(0, "epsilon of the norms"));
   visit("tie_embeddings", s.tie_embeddings, meaning("the output head is the embedding"));
   visit("init_std", s.init_std, at_least(0, "deviation of the initial weights"));
-  visit("experts", s.experts, at_least(1, "moe, hybrid: experts of a layer"));
-  visit("top_k", s.top_k, at_least(1, "moe, hybrid: experts that a token takes"));
-  visit("expert_ffn", s.expert_ffn, at_least(0, "moe, hybrid: width inside an expert; 0: ffn"));
+  visit("experts", s.experts, up_to_bits(16, 1, "moe, hybrid: experts of a layer"));
+  visit("top_k", s.top_k, up_to_bits(16, 1, "moe, hybrid: experts that a token takes"));
+  visit(
+      "expert_ffn", s.expert_ffn, up_to_bits(24, 0, "moe, hybrid: width inside an expert; 0: ffn"));
   visit(
       "shared_ffn", s.shared_ffn,
-      at_least(0, "moe, hybrid: width of the expert that every token takes too; 0: none"));
+      up_to_bits(24, 0, "moe, hybrid: width of the expert that every token takes too; 0: none"));
   visit(
       "balance", s.balance,
       at_least(0, "moe, hybrid: weight of the loss that wants all experts equally busy"));
@@ -76,22 +81,24 @@ void keys(Section& s, Visitor&& visit) {
       "pattern", s.pattern,
       meaning("hybrid: a letter per layer, again from the start where it is short: M Mamba-2, "
               "* attention, - feed-forward, E experts"));
-  visit("ssm_state", s.ssm_state, at_least(1, "hybrid: numbers of state per dim of a head"));
+  visit("ssm_state", s.ssm_state, up_to_bits(16, 1, "hybrid: numbers of state per dim of a head"));
   visit(
       "ssm_head_dim", s.ssm_head_dim,
-      at_least(1, "hybrid: width of a Mamba-2 head; divides 2 dim"));
+      up_to_bits(16, 1, "hybrid: width of a Mamba-2 head; divides 2 dim"));
   visit(
       "ssm_groups", s.ssm_groups,
-      at_least(1, "hybrid: groups of Mamba-2 heads that write and read alike"));
-  visit("ssm_chunk", s.ssm_chunk, at_least(1, "hybrid: tokens that Mamba-2 computes at once"));
-  visit("image_size", s.image_size, at_least(1, "vlm: pixels of an image's side"));
-  visit("patch", s.patch, at_least(1, "vlm: pixels of a patch's side; divides image_size"));
-  visit("vision_dim", s.vision_dim, at_least(1, "vlm: width of the vision tower"));
-  visit("vision_layers", s.vision_layers, at_least(1, "vlm: layers of the vision tower"));
-  visit("vision_heads", s.vision_heads, at_least(1, "vlm: its heads; they divide vision_dim"));
+      up_to_bits(16, 1, "hybrid: groups of Mamba-2 heads that write and read alike"));
+  visit(
+      "ssm_chunk", s.ssm_chunk, up_to_bits(20, 1, "hybrid: tokens that Mamba-2 computes at once"));
+  visit("image_size", s.image_size, up_to_bits(14, 1, "vlm: pixels of an image's side"));
+  visit("patch", s.patch, up_to_bits(14, 1, "vlm: pixels of a patch's side; divides image_size"));
+  visit("vision_dim", s.vision_dim, up_to_bits(20, 1, "vlm: width of the vision tower"));
+  visit("vision_layers", s.vision_layers, up_to_bits(16, 1, "vlm: layers of the vision tower"));
+  visit(
+      "vision_heads", s.vision_heads, up_to_bits(16, 1, "vlm: its heads; they divide vision_dim"));
   visit(
       "image_token", s.image_token,
-      at_least(0, "vlm: the token that stands in the text once for each patch of an image"));
+      up_to_bits(31, 0, "vlm: the token that stands in the text once for each patch of an image"));
 }
 
 template <class Section, class Visitor>
@@ -100,9 +107,9 @@ void keys(Section& s, Visitor&& visit) {
   visit("tokens", s.tokens, path("a file of token numbers; this or text"));
   visit("text", s.text, path("a file whose bytes are the tokens; this or tokens"));
   visit("dtype", s.dtype, one_of({"uint16", "uint32"}, "of the numbers in tokens"));
-  visit("seq", s.seq, at_least(1, "tokens of a sequence"));
-  visit("batch", s.batch, at_least(1, "sequences per rank and micro-batch"));
-  visit("micro_batches", s.micro_batches, at_least(1, "of a step"));
+  visit("seq", s.seq, up_to_bits(28, 1, "tokens of a sequence"));
+  visit("batch", s.batch, up_to_bits(20, 1, "sequences per rank and micro-batch"));
+  visit("micro_batches", s.micro_batches, up_to_bits(16, 1, "of a step"));
   visit(
       "shuffle", s.shuffle,
       meaning("another order of the sequences in each pass over the file, the same for any number "
@@ -123,12 +130,13 @@ void keys(Section& s, Visitor&& visit) {
   visit("strategy", s.strategy, one_of(strategies, "what is sharded over the ranks"));
   visit(
       "outer", s.outer,
-      at_least(
-          1, "groups of ranks that hold the model once each (HSDP, HFSDP); they divide the ranks"));
+      up_to_bits(
+          16, 1,
+          "groups of ranks that hold the model once each (HSDP, HFSDP); they divide the ranks"));
   visit(
       "outer_strategy", s.outer_strategy,
       one_of(strategies, "what is sharded between those groups"));
-  visit("prefetch", s.prefetch, at_least(0, "units that are gathered ahead"));
+  visit("prefetch", s.prefetch, up_to_bits(16, 0, "units that are gathered ahead"));
 }
 
 template <class Section, class Visitor>
@@ -155,20 +163,25 @@ void keys(Section& s, Visitor&& visit) {
       "betas", s.betas,
       {.meaning = "decay of the two moments", .least = 0, .most = 1, .below = true});
   visit("eps", s.eps, at_least(0, "added to the root of the second moment"));
-  visit("weight_decay", s.weight_decay, at_least(0, "of all weights with two dims or more"));
+  visit("weight_decay", s.weight_decay, at_least(0, "pulls weights towards 0"));
+  visit(
+      "decay", s.decay,
+      one_of(
+          {"all", "matrices"},
+          "what weight_decay is of: all weights, or those of two dims or more"));
   visit("clip", s.clip, above(0, "largest norm of the gradients; absent: any"));
   visit(
       "schedule", s.schedule,
       one_of(
           {"constant", "linear", "cosine"},
-          "of the rate, after the warm-up; down to 0 at the last step"));
-  visit("warmup", s.warmup, at_least(0, "steps in which the rate rises to lr"));
+          "of the rate, after the warm-up; down to 0 one step after the last"));
+  visit("warmup", s.warmup, up_to_bits(48, 0, "steps in which the rate rises to lr"));
 }
 
 template <class Section, class Visitor>
 requires std::same_as<std::remove_const_t<Section>, TrainSection>
 void keys(Section& s, Visitor&& visit) {
-  visit("steps", s.steps, at_least(1, "number of updates"));
+  visit("steps", s.steps, up_to_bits(48, 1, "number of updates"));
   visit("seed", s.seed, at_least(0, "of initial weights and shuffling"));
   visit("out", s.out, meaning("folder of the results"));
   visit("save_every", s.save_every, at_least(0, "steps between checkpoints; 0: only at the end"));
@@ -178,9 +191,22 @@ void keys(Section& s, Visitor&& visit) {
       meaning(
           "\"auto\": from the newest whole checkpoint in out; \"none\"; or a checkpoint's folder"));
   visit(
+      "export_dtype", s.export_dtype,
+      one_of(
+          {"fp32", "bf16", "fp16"},
+          "of the model in a checkpoint, as others read it; absent: as it computes"));
+  visit(
+      "save", s.save,
+      one_of(
+          {"auto", "foreground", "background"},
+          "auto: on a GPU checkpoints are written while training goes on, from a copy on the "
+          "host"));
+  visit(
       "recompute", s.recompute,
       one_of({"none", "full", "selective"}, "activations that are computed again in the backward"));
-  visit("validate_every", s.validate_every, at_least(0, "steps between validations; 0: none"));
+  visit(
+      "validate_every", s.validate_every,
+      at_least(0, "steps between validations; 0: only after the last"));
   visit(
       "loss", s.loss,
       one_of(
@@ -196,11 +222,12 @@ void keys(Section& s, Visitor&& visit) {
   visit("kind", s.kind, one_of({"auto", "cpu", "cuda"}, "auto: cuda where there is one"));
   visit(
       "ranks", s.ranks,
-      at_least(1, "ranks to start on this machine where no launcher has; --ranks comes first"));
+      up_to_bits(
+          16, 1, "ranks to start on this machine where no launcher has; --ranks comes first"));
   visit(
       "emulate", s.emulate,
-      at_least(
-          0,
+      up_to_bits(
+          16, 0,
           "to try out memory and speed: run alone as one rank of a world of so many; its losses "
           "mean "
           "nothing; 0: don't"));

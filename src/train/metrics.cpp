@@ -18,6 +18,34 @@ std::string format(const char* how, Args... args) {
   return text.data();
 }
 
+/// Those of an earlier run, which may have been killed in the middle of a line.
+std::vector<StepMetrics> read_metrics(const std::string& path, int64_t last) {
+  std::vector<StepMetrics> result;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) continue;
+    const auto number = [&](const char* key) {
+      const auto found = json.find(key);
+      return found != json.end() && found->is_number() ? found->get<double>() : NAN;
+    };
+    StepMetrics metrics;
+    metrics.step = json.value("step", int64_t{0});
+    if (metrics.step <= 0 || metrics.step > last) continue;
+    metrics.loss = number("loss");
+    metrics.grad_norm = number("grad_norm");
+    metrics.lr = number("lr");
+    metrics.step_seconds = number("step_seconds");
+    metrics.tokens_per_second = number("tokens_per_second");
+    metrics.tflops = number("tflops");
+    metrics.planned_bytes = json.value("planned_bytes", int64_t{0});
+    metrics.peak_bytes = json.value("peak_bytes", int64_t{0});
+    if (json.contains("val_loss")) metrics.val_loss = number("val_loss");
+    result.push_back(metrics);
+  }
+  return result;
+}
+
 }  // namespace
 
 std::string StepMetrics::json() const {
@@ -73,8 +101,16 @@ std::string line_of(
   return line + "  " + duration_text(seconds_left) + " left";
 }
 
-MetricsFile::MetricsFile(const std::string& path) : path_(path), file_(path) {
-  TORCH_CHECK(file_, "[train] ", path, " can't be written: check train.out and the disk");
+MetricsFile::MetricsFile(const std::string& path, int64_t step) : path_(path) {
+  if (step > 0) kept_ = read_metrics(path, step);
+  // A new file takes the place of the old one when it has all that is kept.
+  const auto fresh = path + ".part";
+  file_.open(fresh, std::ios::trunc);
+  for (const auto& metrics : kept_) file_ << metrics.json() << '\n';
+  file_ << std::flush;
+  TORCH_CHECK(
+      file_ && std::rename(fresh.c_str(), path.c_str()) == 0, "[train] ", path,
+      " can't be written: check train.out and the disk");
 }
 
 void MetricsFile::add(const StepMetrics& metrics) {

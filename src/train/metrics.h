@@ -5,6 +5,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace sherd {
 
@@ -35,11 +36,14 @@ std::string duration_text(double seconds);
 /// `metrics.jsonl`: a line per step, on the disk when add() returns.
 class MetricsFile {
  public:
-  explicit MetricsFile(const std::string& path);
+  /// Keeps the lines of the steps up to `step`, which a run goes on from; 0: begins anew.
+  MetricsFile(const std::string& path, int64_t step);
+  const std::vector<StepMetrics>& kept() const { return kept_; }
   void add(const StepMetrics& metrics);
 
  private:
   std::string path_;
+  std::vector<StepMetrics> kept_;
   std::ofstream file_;
 };
 

@@ -20,6 +20,10 @@ constexpr int64_t kBar = 20;  // columns
 
 int64_t terminal_columns() {
   if (const auto* told = std::getenv("SHERD_TERMINAL")) return std::strtol(told, nullptr, 10);
+  // A launcher gives its ranks a terminal of their own, wherever their output goes.
+  for (const char* launcher : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID"}) {
+    if (std::getenv(launcher)) return 0;
+  }
   const auto* kind = std::getenv("TERM");
   if (!isatty(STDOUT_FILENO) || !kind || std::string(kind) == "dumb") return 0;
   struct winsize size {};

@@ -21,22 +21,20 @@ uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
 Sampler::Sampler(const Options& options) : options_(options) {
   TORCH_INTERNAL_ASSERT(options.samples > 0);
   per_step_ = options.batch * options.micro_batches * options.ranks;
-  steps_per_pass_ = (options.samples + per_step_ - 1) / per_step_;
 }
 
-int64_t Sampler::samples_in(int64_t step) const {
-  const int64_t begin = (step - 1) % steps_per_pass_ * per_step_;
-  return std::min(per_step_, options_.samples - begin);
+int64_t Sampler::samples_from(int64_t position) const {
+  return std::min(per_step_, options_.samples - position % options_.samples);
 }
 
-std::vector<int64_t> Sampler::samples(int64_t step, int64_t micro_batch, int64_t rank) const {
-  const int64_t pass = (step - 1) / steps_per_pass_;
-  const int64_t begin = (step - 1) % steps_per_pass_ * per_step_ +
-                        (micro_batch * options_.ranks + rank) * options_.batch;
+std::vector<int64_t> Sampler::samples(int64_t position, int64_t micro_batch, int64_t rank) const {
+  const int64_t pass = position / options_.samples;
+  const int64_t begin =
+      position % options_.samples + (micro_batch * options_.ranks + rank) * options_.batch;
   const int64_t end = std::min(begin + options_.batch, options_.samples);
   std::vector<int64_t> result;
-  for (int64_t position = begin; position < end; ++position) {
-    result.push_back(options_.shuffle ? shuffled(pass, position) : position);
+  for (int64_t place = begin; place < end; ++place) {
+    result.push_back(options_.shuffle ? shuffled(pass, place) : place);
   }
   return result;
 }

@@ -6,8 +6,9 @@
 
 namespace sherd {
 
-/// Which samples a step trains on: a function of its number, so that a run goes on where it was
-/// without having to remember anything else, and any number of ranks sees the same.
+/// Which samples a step trains on: a function of how many samples the steps before it had, so that
+/// a run goes on where it was without having to remember anything else, and any number of ranks
+/// sees the same.
 class Sampler {
  public:
   struct Options {
@@ -20,18 +21,17 @@ class Sampler {
   };
   explicit Sampler(const Options& options);
 
-  int64_t steps_per_pass() const { return steps_per_pass_; }
-  /// How many samples a step has on all ranks; steps count from 1. The last of a pass may be short.
-  int64_t samples_in(int64_t step) const;
-  /// Those of one rank in one micro-batch; maybe none.
-  std::vector<int64_t> samples(int64_t step, int64_t micro_batch, int64_t rank) const;
+  /// How many samples the step from `position` on has on all ranks: a whole batch, or what is left
+  /// of the pass over the file.
+  int64_t samples_from(int64_t position) const;
+  /// Those of one rank in one micro-batch of it; maybe none.
+  std::vector<int64_t> samples(int64_t position, int64_t micro_batch, int64_t rank) const;
 
  private:
   int64_t shuffled(int64_t pass, int64_t position) const;
 
   Options options_;
   int64_t per_step_ = 0;
-  int64_t steps_per_pass_ = 0;
 };
 
 }  // namespace sherd

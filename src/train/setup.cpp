@@ -126,6 +126,11 @@ c10::ScalarType compute_dtype_of(const PrecisionSection& section) {
   return precision.autocast.value_or(precision.compute.value_or(c10::kFloat));
 }
 
+std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuration) {
+  if (configuration.train.export_dtype) return dtype_of(configuration.train.export_dtype);
+  return precision_of(configuration.precision).compute;
+}
+
 World world_of(const DeviceSection& device) {
   WorldOptions options;
   if (device.kind == "cpu") options.backend = Backend::mpi;
@@ -161,6 +166,7 @@ std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, cons
     return make_model(configuration.model, configuration.train);
   };
   auto model = make();
+  if (configuration.model.from) check_llama(*model, *configuration.model.from);
   const auto options = shard_options_of(configuration, mesh);
   for (const auto& unit : model->units()) fully_shard(unit, options);
   fully_shard(std::shared_ptr<torch::nn::Module>(model), options);

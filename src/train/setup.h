@@ -16,6 +16,8 @@ namespace sherd {
 
 /// What products are made in.
 c10::ScalarType compute_dtype_of(const PrecisionSection& section);
+/// Of the model files of a checkpoint; none: that of the main weights.
+std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuration);
 World world_of(const DeviceSection& device);
 /// `dp`, and `dp_outer` where ranks are in several groups.
 Mesh mesh_of(const ShardSection& shard, const World& world);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/written.h"
 
-#include <iomanip>
-#include <sstream>
+#include <array>
+#include <charconv>
+#include <cstdio>
 
 namespace sherd {
 
@@ -15,6 +16,12 @@ std::string join(const std::vector<std::string>& words, const char* between) {
 std::string quoted(const std::string& text) {
   std::string result = "\"";
   for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      std::array<char, 8> code{};
+      std::snprintf(code.data(), code.size(), "\\u%04x", static_cast<unsigned>(c));
+      result += code.data();
+      continue;
+    }
     if (c == '"' || c == '\\') result += '\\';
     result += c;
   }
@@ -22,12 +29,9 @@ std::string quoted(const std::string& text) {
 }
 
 std::string number(double value) {
-  std::ostringstream out;
-  out << std::setprecision(17) << value;
-  const auto text = out.str();
-  std::ostringstream brief;
-  brief << value;
-  return std::stod(brief.str()) == value ? brief.str() : text;
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
 }
 
 std::string written(int64_t value) {

@@ -38,7 +38,11 @@ int main(int argc, char** argv) {
   auto call = sherd::before_forward(*model);
   const auto logits = model->logits(batch).contiguous();
   sherd::after_forward(call, {});
-  sherd::save_llama(*model, options, argv[2], world.rank() == 0);
+  const auto slices = [&](const std::string& name, at::IntArrayRef shape) {
+    return model->slices_of(name, shape);
+  };
+  sherd::save(
+      *model, nullptr, argv[2], {.slices = slices, .texts = {{"config.json", *model->config()}}});
   if (world.rank() != 0) return 0;
   std::ofstream file(std::string(argv[2]) + "/logits", std::ios::binary);
   file.write(

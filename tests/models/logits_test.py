@@ -17,7 +17,7 @@ BOUND = 1e-5
 
 
 def tensors(folder):
-    data = (folder / "model.safetensors").read_bytes()
+    data = next(folder.glob("model*.safetensors")).read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8:8 + size])
     return {name: (about["dtype"], about["shape"], data[8 + size + about["data_offsets"][0]:8 + size + about["data_offsets"][1]])

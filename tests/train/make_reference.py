@@ -29,11 +29,7 @@ def logits(kind):
 def train(kind):
     model = load(kind)
     tokens = torch.tensor(list(given.STORY.read_bytes()))
-    many = [p for p in model.parameters() if p.dim() >= 2]
-    few = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": many, "weight_decay": given.DECAY}, {"params": few, "weight_decay": 0.0}],
-        lr=given.RATE, betas=given.BETAS, eps=given.EPS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=given.RATE, betas=given.BETAS, eps=given.EPS, weight_decay=given.DECAY)
     steps = []
     for step in range(given.STEPS):
         first = step * given.SAMPLES

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "sherd/checkpoint/checkpoint.h"
 #include "sherd/export.h"
 #include "sherd/shard/initialise.h"
 
@@ -44,6 +45,12 @@ class SHERD_API LanguageModel : public torch::nn::Module {
   /// What a parameter is given before training; nothing: what its module gives it.
   virtual std::optional<InitialValues> initial_values(
       const std::string& name, at::IntArrayRef shape) const = 0;
+  /// As what a parameter is saved; by default as a tensor of its name.
+  virtual std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const {
+    return {{name, shape.vec(), {}}};
+  }
+  /// The config.json of a checkpoint, if others know such models.
+  virtual std::optional<std::string> config() const { return std::nullopt; }
   /// Floating-point operations for one token of a sequence, forward and backward.
   virtual double flops_per_token(int64_t seq) const = 0;
 };

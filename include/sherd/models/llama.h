@@ -36,19 +36,15 @@ struct LlamaOptions {
 };
 
 /// Llama: grouped queries, rotary positions, SwiGLU, RMSNorm. Units: each layer and, untied, the
-/// embedding, and the last norm with the head.
+/// embedding, and the last norm with the head. Its checkpoints are Hugging Face's.
 SHERD_API std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options);
 
 /// What the config.json of a Hugging Face folder (LlamaForCausalLM) says.
 SHERD_API LlamaOptions read_llama_options(const std::string& folder);
+/// Throws, naming the tensor, unless such a folder has the weights of a Llama, each of its shape,
+/// and no others. Reads none of them; the model may have no memory yet.
+SHERD_API void check_llama(const LanguageModel& model, const std::string& folder);
 /// Gives a sharded Llama the weights of such a folder, one unit at a time. Collective.
 SHERD_API void load_llama(LanguageModel& model, const std::string& folder);
-/// Writes such a folder, on the rank that is told to. Collective; the whole model must fit into
-/// memory once.
-SHERD_API void save_llama(
-    const LanguageModel& model,
-    const LlamaOptions& options,
-    const std::string& folder,
-    bool writes);
 
 }  // namespace sherd

@@ -85,6 +85,14 @@ class SHERD_API AdamW {
     at::Tensor second;
   };
   const std::vector<Moments>& moments() const;
+  /// What a step needs to know of those before it, beside weights and moments. Both block.
+  struct Progress {
+    int64_t updates = 0;
+    double loss_scale = 1;
+    int64_t healthy = 0;  ///< updates since the loss's scale was changed
+  };
+  Progress progress() const;
+  void set_progress(const Progress& progress);
   /// Bytes of the moments on this rank.
   int64_t allocated_bytes() const;
 

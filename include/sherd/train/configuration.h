@@ -82,6 +82,7 @@ struct OptimSection {
   std::vector<double> betas{0.9, 0.95};
   double eps = 1e-8;
   double weight_decay = 0.1;
+  std::string decay = "all";
   std::optional<double> clip{};
   std::string schedule = "cosine";
   int64_t warmup = 0;
@@ -94,6 +95,8 @@ struct TrainSection {
   int64_t save_every = 0;
   int64_t keep = 0;
   std::string resume = "auto";
+  std::optional<std::string> export_dtype{};
+  std::string save = "auto";
   std::string recompute = "none";
   int64_t validate_every = 0;
   std::string loss = "mean";
@@ -114,6 +117,7 @@ struct Configuration {
   OptimSection optim{};
   TrainSection train{};
   DeviceSection device{};
+  std::string source{};  ///< the file it was read from
 };
 
 /// What is wrong with a configuration: a line for each problem, with place, key, value and remedy.

@@ -29,7 +29,7 @@ struct HybridLayer final : Layer {
     }
   }
   double flops_per_token(int64_t seq) const override {
-    if constexpr (std::is_same_v<Mixer, Attention>) {
+    if constexpr (std::is_same_v<Mixer, Attention> || std::is_same_v<Mixer, Mamba>) {
       return mixer->flops_per_token(seq);
     } else {
       return mixer->flops_per_token();

@@ -9,6 +9,8 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 
+#include <algorithm>
+
 #include "models/blocks/feed_forward.h"
 #include "models/hybrid/state_space.h"
 
@@ -53,15 +55,16 @@ at::Tensor MambaImpl::forward(const at::Tensor& x_BSD) {
   inputs.decay_H = -decay_log.to(at::kFloat).exp();
   inputs.write_BSGN = heads_apart(mixed[1], options_.state);
   inputs.read_BSGN = heads_apart(mixed[2], options_.state);
-  const auto y_BSHP =
-      state_space(inputs, options_.chunk) + inputs.x_BSHP * through.to(at::kFloat).unsqueeze(-1);
+  const auto y_BSHP = state_space(inputs, std::min(options_.chunk, x_BSD.size(1))) +
+                      inputs.x_BSHP * through.to(at::kFloat).unsqueeze(-1);
   const auto y_BSI = y_BSHP.flatten(2) * at::silu(parts[0].to(at::kFloat));
   return output(norm(y_BSI.to(x_BSD.scalar_type())));
 }
 
-double MambaImpl::flops_per_token() const {
+double MambaImpl::flops_per_token(int64_t seq) const {
   // Scores and values within a chunk (half of it on average), the states written and read.
-  const double within = product_flops(options_.chunk, options_.state + options_.head_dim) / 2;
+  const double within =
+      product_flops(std::min(options_.chunk, seq), options_.state + options_.head_dim) / 2;
   const double across = 2 * product_flops(options_.head_dim, options_.state);
   return product_flops(dim_, inner_ + channels_ + heads_) + product_flops(inner_, dim_) +
          product_flops(channels_, options_.width) + static_cast<double>(heads_) * (within + across);

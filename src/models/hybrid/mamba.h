@@ -13,7 +13,7 @@ struct MambaImpl : torch::nn::Module {
   MambaImpl(int64_t dim, double norm_eps, const MambaOptions& options);
   at::Tensor forward(const at::Tensor& x_BSD);
   /// Of one token's forward.
-  double flops_per_token() const;
+  double flops_per_token(int64_t seq) const;
 
   Linear input{nullptr}, output{nullptr};
   at::Tensor filter, filter_bias;            // [channels · width], [channels]

@@ -7,8 +7,10 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
+#include "models/llama/huggingface.h"
 #include "sherd/checkpoint/safetensors.h"
 #include "sherd/models/llama.h"
 #include "sherd/shard/fully_shard.h"
@@ -45,14 +47,15 @@ class Config {
  public:
   Config(Json json, std::string path) : json_(std::move(json)), path_(std::move(path)) {}
 
-  int64_t count(const char* key, std::optional<int64_t> otherwise = {}) const {
+  /// At most 2^bits.
+  int64_t count(const char* key, std::optional<int64_t> otherwise = {}, int bits = 24) const {
     const auto* value = find(key, otherwise.has_value());
     if (!value) return *otherwise;
     const bool fine = value->is_number_integer() && value->get<int64_t>() > 0 &&
-                      value->get<int64_t>() < int64_t{1} << 40;
+                      value->get<int64_t>() <= int64_t{1} << bits;
     TORCH_CHECK_VALUE(
         fine, "[model.from] ", path_, ": ", key, " = ", shown(*value),
-        ": it must be a whole number above 0");
+        ": it must be a whole number above 0 and at most ", int64_t{1} << bits);
     return value->get<int64_t>();
   }
   double real(const char* key, std::optional<double> otherwise = {}) const {
@@ -97,18 +100,22 @@ class Config {
     TORCH_CHECK_VALUE(optional, "[model.from] ", path_, " has no ", key);
     return nullptr;
   }
-  static std::string shown(const Json& value) { return value.dump().substr(0, 60); }
+  static std::string shown(const Json& value) {
+    return value.is_structured() ? (value.is_array() ? "[…]" : "{…}") : value.dump().substr(0, 60);
+  }
 
   Json json_;
   std::string path_;
 };
 
 std::optional<RopeScaling> scaling_of(const Config& config) {
-  const auto scaling = config.inner("rope_scaling");
+  // transformers 5 has all of it, the base too, in rope_parameters.
+  auto scaling = config.inner("rope_parameters");
+  if (!scaling) scaling = config.inner("rope_scaling");
   if (!scaling) return std::nullopt;
   auto kind = scaling->word("rope_type");
   if (kind.empty()) kind = scaling->word("type");
-  if (kind == "default") return std::nullopt;
+  if (kind.empty() || kind == "default") return std::nullopt;
   TORCH_CHECK_VALUE(
       kind == "llama3", "[model.from] rope_scaling of type '", kind, "': only llama3 is supported");
   return RopeScaling{
@@ -118,8 +125,9 @@ std::optional<RopeScaling> scaling_of(const Config& config) {
       .original_positions = scaling->count("original_max_position_embeddings")};
 }
 
-/// The name that a parameter has there.
-std::string foreign_name(const std::string& name) {
+}  // namespace
+
+std::string huggingface_name(const std::string& name) {
   static const std::map<std::string, std::string> in_layer{
       {"attention_norm.weight", "input_layernorm.weight"},
       {"attention.query.weight", "self_attn.q_proj.weight"},
@@ -137,6 +145,8 @@ std::string foreign_name(const std::string& name) {
   return "model.layers." + name.substr(5, dot - 5) + "." + in_layer.at(name.substr(dot + 1));
 }
 
+namespace {
+
 /// The weights of a folder, whichever files they are in.
 class Weights {
  public:
@@ -151,6 +161,7 @@ class Weights {
     TORCH_CHECK_VALUE(
         map != json.end() && map->is_object(), "[model.from] ", index.string(),
         " has no weight_map");
+    TORCH_CHECK_VALUE(!map->empty(), "[model.from] ", index.string(), ": its weight_map is empty");
     std::map<std::string, bool> files;
     for (const auto& [name, file] : map->items()) {
       TORCH_CHECK_VALUE(
@@ -163,17 +174,25 @@ class Weights {
     }
   }
 
-  at::Tensor read(const std::string& name, at::IntArrayRef shape) const {
+  /// Its shape is that of the model, by what the headers say.
+  void check(const std::string& name, at::IntArrayRef shape) const {
     const auto found = files_.find(name);
     TORCH_CHECK_VALUE(
         found != files_.end(), "[model.from] ", open_.front().path(), " has no tensor '", name,
         "', which the model of config.json needs");
-    auto value = open_[found->second].read(name);
+    const auto& file = open_[found->second];
+    const at::IntArrayRef there(file.tensors().at(name).shape);
     TORCH_CHECK_VALUE(
-        value.sizes() == shape, "[model.from] ", open_[found->second].path(), ": tensor '", name,
-        "' has the shape ", value.sizes(), ", but by config.json it is ", shape);
-    return value;
+        there == shape, "[model.from] ", file.path(), ": tensor '", name, "' has the shape ", there,
+        ", but by config.json it is ", shape);
   }
+  at::Tensor read(const std::string& name) const { return open_[files_.at(name)].read(name); }
+  std::vector<std::string> names() const {
+    std::vector<std::string> result;
+    for (const auto& [name, file] : files_) result.push_back(name);
+    return result;
+  }
+  const std::string& path() const { return open_.front().path(); }
 
  private:
   void add(const fs::path& path) {
@@ -192,18 +211,20 @@ LlamaOptions read_llama_options(const std::string& folder) {
   const auto path = fs::path(folder) / "config.json";
   const Config config(read_json(path), path.string());
   config.require("architectures", Json::array({"LlamaForCausalLM"}));
+  config.require("model_type", "llama");
   config.require("hidden_act", "silu");
   config.require("attention_bias", false);
   config.require("mlp_bias", false);
   LlamaOptions options;
-  options.vocab = config.count("vocab_size");
+  options.vocab = config.count("vocab_size", {}, 31);
   options.dim = config.count("hidden_size");
-  options.layers = config.count("num_hidden_layers");
-  options.heads = config.count("num_attention_heads");
+  options.layers = config.count("num_hidden_layers", {}, 16);
+  options.heads = config.count("num_attention_heads", {}, 16);
   options.kv_heads = config.count("num_key_value_heads", options.heads);
   options.head_dim = config.count("head_dim", std::max<int64_t>(1, options.dim / options.heads));
   options.ffn = config.count("intermediate_size");
-  options.rope_theta = config.real("rope_theta", 10000);
+  const auto rope = config.inner("rope_parameters");
+  options.rope_theta = config.real("rope_theta", rope ? rope->real("rope_theta", 10000) : 10000);
   options.rope_scaling = scaling_of(config);
   options.norm_eps = config.real("rms_norm_eps", 1e-6);
   options.tie_embeddings = config.flag("tie_word_embeddings", false);
@@ -214,6 +235,23 @@ LlamaOptions read_llama_options(const std::string& folder) {
       " must divide num_attention_heads = ", options.heads, ", and head_dim = ", options.head_dim,
       " must be even");
   return options;
+}
+
+void check_llama(const LanguageModel& model, const std::string& folder) {
+  const Weights weights{fs::path(folder)};
+  std::set<std::string> known;
+  for (const auto& item : model.named_parameters()) {
+    const auto name = huggingface_name(item.key());
+    weights.check(name, item.value().sizes());
+    known.insert(name);
+  }
+  for (const auto& name : weights.names()) {
+    // Tied, the head may stand there once more; the angles are a function of config.json.
+    const bool spare = name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
+    TORCH_CHECK_VALUE(
+        spare || known.contains(name), "[model.from] ", weights.path(), " has a tensor '", name,
+        "', which the model of config.json has no place for");
+  }
 }
 
 void load_llama(LanguageModel& model, const std::string& folder) {
@@ -228,7 +266,7 @@ void load_llama(LanguageModel& model, const std::string& folder) {
       for (const auto& item : module.named_parameters()) {
         const auto name = prefix + item.key();
         if (std::exchange(loaded[name], true)) continue;  // of a unit inside
-        item.value().copy_(weights.read(foreign_name(name), item.value().sizes()));
+        item.value().copy_(weights.read(huggingface_name(name)));
       }
     });
   };
@@ -236,13 +274,7 @@ void load_llama(LanguageModel& model, const std::string& folder) {
   load(model, "");
 }
 
-void save_llama(
-    const LanguageModel& model,
-    const LlamaOptions& options,
-    const std::string& folder,
-    bool writes) {
-  const auto full = full_parameters(model);
-  if (!writes) return;
+std::string huggingface_config(const LlamaOptions& options) {
   Json config{
       {"architectures", {"LlamaForCausalLM"}},
       {"model_type", "llama"},
@@ -268,13 +300,7 @@ void save_llama(
         {"high_freq_factor", scaling->high_frequency_factor},
         {"original_max_position_embeddings", scaling->original_positions}};
   }
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& [name, value] : full) tensors.emplace_back(foreign_name(name), value);
-  fs::create_directories(folder);
-  write_safetensors((fs::path(folder) / "model.safetensors").string(), tensors, {{"format", "pt"}});
-  std::ofstream file(fs::path(folder) / "config.json");
-  file << config.dump(2) << '\n';
-  TORCH_CHECK(file.flush(), "[model] ", folder, "/config.json can't be written: check the disk");
+  return config.dump(2) + "\n";
 }
 
 }  // namespace sherd

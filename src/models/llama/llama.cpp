@@ -4,6 +4,7 @@
 #include "models/blocks/attention.h"
 #include "models/blocks/decoder.h"
 #include "models/blocks/feed_forward.h"
+#include "models/llama/huggingface.h"
 #include "models/llama/llama_layer.h"
 
 namespace sherd {
@@ -31,6 +32,20 @@ struct LlamaLayer final : Layer {
   FeedForward feed_forward{nullptr};
 };
 
+class Llama final : public Decoder {
+ public:
+  explicit Llama(const LlamaOptions& options)
+      : Decoder("llama", options, llama_layers(options)), config_(huggingface_config(options)) {}
+  std::vector<TensorSlice> slices_of(
+      const std::string& name, at::IntArrayRef shape) const override {
+    return {{huggingface_name(name), shape.vec(), {}}};
+  }
+  std::optional<std::string> config() const override { return config_; }
+
+ private:
+  std::string config_;
+};
+
 }  // namespace
 
 std::vector<std::shared_ptr<Layer>> llama_layers(const LlamaOptions& options) {
@@ -42,7 +57,7 @@ std::vector<std::shared_ptr<Layer>> llama_layers(const LlamaOptions& options) {
 }
 
 std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options) {
-  return std::make_shared<Decoder>("llama", options, llama_layers(options));
+  return std::make_shared<Llama>(options);
 }
 
 }  // namespace sherd

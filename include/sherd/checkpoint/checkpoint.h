@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sherd/export.h"
+#include "sherd/optim/adamw.h"
+
+namespace sherd {
+
+/// A box of a tensor as a checkpoint names it.
+struct TensorSlice {
+  std::string tensor;
+  std::vector<int64_t> shape;  ///< of the whole tensor
+  /// In each dim from, and up to; none: all of the tensor.
+  std::vector<std::pair<int64_t, int64_t>> ranges{};
+};
+
+/// As what a parameter is saved: its elements are those of the slices, one after another, each row
+/// by row. Most are one whole tensor; a packed one is several, a part of one another range.
+using SlicesOf = std::function<std::vector<TensorSlice>(const std::string& name, at::IntArrayRef)>;
+
+struct SaveOptions {
+  SlicesOf slices{};  ///< none: each parameter is a tensor of its name
+  /// Of the model files; none: that of the main weights.
+  std::optional<c10::ScalarType> export_dtype{};
+  /// Small files beside the model, such as config.json, by name.
+  std::map<std::string, std::string> texts{};
+  /// What else a run has to know, such as its step: kept by name in state.json.
+  std::map<std::string, int64_t> numbers{};
+};
+
+struct LoadOptions {
+  SlicesOf slices{};  ///< as it was saved
+};
+
+/// What was known beside the tensors.
+struct LoadedState {
+  std::map<std::string, int64_t> numbers;
+};
+
+/// Writes a checkpoint: a folder with the model as Hugging Face has it (model-*.safetensors, their
+/// index, and `texts`), the main weights where they have another dtype, and the optimizer's state.
+/// Each rank writes its own bytes, straight from its shards; a copy that is whole takes the place
+/// of the folder at the end, so whatever happens, the folder is a whole checkpoint or what it was.
+/// Collective; blocks. An error is thrown on all ranks, with the file in it, and the model can go
+/// on. `optimizer` may be null.
+SHERD_API void save(
+    const torch::nn::Module& model,
+    const AdamW* optimizer,
+    const std::string& folder,
+    const SaveOptions& options = {});
+
+/// Gives a sharded model and its optimizer what a checkpoint has, whatever number of ranks,
+/// strategy and precision it was saved with. Every byte that is read is checked. Collective;
+/// blocks. An error is thrown on all ranks, naming the tensor; the model is then half loaded.
+/// `optimizer` may be null: its state is left alone.
+SHERD_API LoadedState load(
+    const torch::nn::Module& model,
+    AdamW* optimizer,
+    const std::string& folder,
+    const LoadOptions& options = {});
+
+inline void save(
+    const torch::nn::Module& model,
+    const AdamW& optimizer,
+    const std::string& folder,
+    const SaveOptions& options = {}) {
+  save(model, &optimizer, folder, options);
+}
+inline LoadedState load(
+    const torch::nn::Module& model,
+    AdamW& optimizer,
+    const std::string& folder,
+    const LoadOptions& options = {}) {
+  return load(model, &optimizer, folder, options);
+}
+/// A holder of any kind.
+template <class Contained, class... Args>
+void save(const torch::nn::ModuleHolder<Contained>& model, Args&&... args) {
+  save(static_cast<const torch::nn::Module&>(*model), std::forward<Args>(args)...);
+}
+template <class Contained, class... Args>
+LoadedState load(const torch::nn::ModuleHolder<Contained>& model, Args&&... args) {
+  return load(static_cast<const torch::nn::Module&>(*model), std::forward<Args>(args)...);
+}
+
+/// Saving while training goes on: the state is copied to host memory beside the next step's
+/// computation, and written from there.
+class SHERD_API BackgroundSave {
+ public:
+  BackgroundSave();
+  ~BackgroundSave();
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+  /// Host memory that it takes on this rank, from the first save on.
+  static int64_t host_bytes(const torch::nn::Module& model, const AdamW* optimizer);
+  /// Begins; between two steps. The one before must be done. Collective; does not wait for the
+  /// copies.
+  void begin(
+      const torch::nn::Module& model,
+      const AdamW* optimizer,
+      const std::string& folder,
+      const SaveOptions& options = {});
+  /// Before weights or moments change: the current stream waits for the copies.
+  void before_update();
+  bool under_way() const;
+  /// This rank has written all it has to, or failed.
+  bool written() const;
+  /// Puts the checkpoint in its place, once all ranks have written theirs: waits for that.
+  /// Collective. Throws on all ranks where one has failed.
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// ---- folders
+// -------------------------------------------------------------------------------------
+
+/// Checkpoints in a folder, `step-<number>` each, by rising number: those that look whole (their
+/// state can be read, and every file is there with its size).
+SHERD_API std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& folder);
+/// Why a folder is no whole checkpoint, in words; nothing: it is one. Reads no tensors.
+SHERD_API std::optional<std::string> why_not_whole(const std::string& folder);
+/// Removes a folder and the files in it.
+SHERD_API void remove_checkpoint(const std::string& folder);
+
+/// Reads every byte of a checkpoint and throws, naming the file, where one is not what was written.
+SHERD_API void verify_checkpoint(const std::string& folder);
+
+}  // namespace sherd

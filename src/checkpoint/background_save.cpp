@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <exception>
+#include <thread>
+
+#include "checkpoint/collective.h"
+#include "checkpoint/writer.h"
+#include "sherd/checkpoint/checkpoint.h"
+
+namespace sherd {
+
+struct BackgroundSave::State {
+  std::shared_ptr<Runtime> runtime;
+  UnfinishedFolder unfinished;
+  SaveOptions options;
+  FilePlan plan;
+  std::optional<AdamW::Progress> progress;
+  std::vector<StoredParameter> copies;  // on the host; the memory serves one save after another
+  std::optional<c10::Stream> stream;
+  std::optional<c10::Event> copied;
+  std::thread writer;
+  std::atomic<bool> written = false;
+  std::exception_ptr problem;
+
+  ~State() { join(); }
+  void join() {
+    if (writer.joinable()) writer.join();
+  }
+  void copy(const std::vector<StoredParameter>& parameters);
+  void write();
+};
+
+/// A GPU copies on a stream of its own, once the current one has come this far.
+void BackgroundSave::State::copy(const std::vector<StoredParameter>& parameters) {
+  const c10::NoGradGuard no_grad;
+  const auto device = runtime->world().device();
+  std::optional<c10::StreamGuard> guard;
+  if (!device.is_cpu()) {
+    const c10::impl::VirtualGuardImpl devices(device.type());
+    if (!stream) stream = devices.getStreamFromGlobalPool(device);
+    c10::Event ready(device.type());
+    ready.record(devices.getStream(device));
+    ready.block(*stream);
+    guard.emplace(*stream);
+  }
+  const bool fits = copies.size() == parameters.size();
+  if (!fits) copies = parameters;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    for (const Set set : kSets) {
+      const auto& piece = parameters[i].pieces[set];
+      if (!piece.defined()) continue;
+      auto& host = copies[i].pieces[set];
+      if (!fits)
+        host = at::empty(
+            piece.sizes(), piece.options().device(at::kCPU).pinned_memory(!device.is_cpu()));
+      host.copy_(piece, /*non_blocking=*/true);
+    }
+  }
+  if (!device.is_cpu()) {
+    copied.emplace(device.type());
+    copied->record(*stream);
+  }
+}
+
+void BackgroundSave::State::write() {
+  try {
+    if (copied) copied->synchronize();
+    write_part(unfinished, copies, plan, runtime->world().rank());
+  } catch (...) {
+    problem = std::current_exception();
+  }
+  written = true;
+}
+
+BackgroundSave::BackgroundSave() : state_(std::make_unique<State>()) {}
+BackgroundSave::~BackgroundSave() = default;
+
+int64_t BackgroundSave::host_bytes(const torch::nn::Module& model, const AdamW* optimizer) {
+  const auto runtime = Runtime::of_model(model, "BackgroundSave");
+  int64_t bytes = 0;
+  for (const auto& parameter : stored_parameters(*runtime, optimizer, {})) {
+    for (const auto& piece : parameter.pieces.values) {
+      if (piece.defined()) bytes += static_cast<int64_t>(piece.nbytes());
+    }
+  }
+  return bytes;
+}
+
+void BackgroundSave::begin(
+    const torch::nn::Module& model,
+    const AdamW* optimizer,
+    const std::string& folder,
+    const SaveOptions& options) {
+  TORCH_CHECK(
+      !under_way(), "[checkpoint] ", folder, ": the save before is not finished: finish it");
+  auto& state = *state_;
+  const auto runtime = Runtime::of_model(model, "BackgroundSave");
+  runtime->check_between_steps("BackgroundSave");
+  runtime->settle("BackgroundSave");
+  runtime->check_set();
+  if (state.runtime != runtime) state.copies.clear();
+  state.runtime = runtime;
+  state.unfinished = {folder};
+  state.options = options;
+  state.problem = nullptr;
+  on_all_ranks(*runtime, [&] {
+    const auto parameters = stored_parameters(*runtime, optimizer, options.slices);
+    state.plan = plan_files(parameters, options.export_dtype);
+    state.progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
+    state.copy(parameters);
+    if (runtime->world().rank() == 0) state.unfinished.make();
+  });
+  state.written = false;
+  state.writer = std::thread([&state] { state.write(); });
+}
+
+void BackgroundSave::before_update() {
+  if (!under_way() || !state_->copied) return;
+  const auto device = state_->runtime->world().device();
+  state_->copied->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+bool BackgroundSave::under_way() const {
+  return state_->writer.joinable();
+}
+bool BackgroundSave::written() const {
+  return state_->written;
+}
+
+void BackgroundSave::finish() {
+  if (!under_way()) return;
+  auto& state = *state_;
+  state.join();
+  on_all_ranks(*state.runtime, [&] {
+    if (state.problem) std::rethrow_exception(state.problem);
+  });
+  on_all_ranks(*state.runtime, [&] {
+    const auto& world = state.runtime->world();
+    if (world.rank() != 0) return;
+    write_state(state.unfinished, state.plan, world.size(), state.progress, state.options);
+    state.unfinished.finish();
+  });
+}
+
+}  // namespace sherd

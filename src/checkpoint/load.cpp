@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <set>
+
+#include "checkpoint/collective.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/slices.h"
+#include "checkpoint/stored_model.h"
+
+namespace sherd {
+namespace {
+
+constexpr int64_t kAtOnce = 1 << 20;  // elements that are converted or sent to a device together
+
+class Loader {
+ public:
+  explicit Loader(const std::string& folder) : reader_(folder) {}
+
+  void load(const StoredParameter& parameter, Set set) {
+    const auto& piece = parameter.pieces[set];
+    for (const auto& slice : parameter.slices) find(set, slice, parameter.name);
+    const int64_t end = parameter.begin + piece.numel();
+    each_run(parameter.slices, parameter.begin, end, [&](const Run& run) {
+      const auto& tensor = *wanted(set, *run.tensor);
+      for (int64_t done = 0; done < run.length;) {
+        const int64_t count = std::min(run.length - done, kAtOnce);
+        const auto bytes = reader_.read(tensor, run.in_tensor + done, count);
+        const auto values = at::from_blob(
+            const_cast<unsigned char*>(bytes.data()), {count}, at::TensorOptions(tensor.dtype));
+        piece.narrow(0, run.in_parameter + done - parameter.begin, count).copy_(values);
+        done += count;
+      }
+    });
+  }
+
+  /// What the checkpoint has and nobody asked for.
+  void check_all_taken(bool optimizer) const {
+    for (const Set set : kSets) {
+      const bool of_optimizer = set == Set::first_moment || set == Set::second_moment;
+      if (of_optimizer && !optimizer) continue;
+      for (const auto& [name, tensor] : reader_.tensors(set)) {
+        TORCH_CHECK_VALUE(
+            taken_.contains(name), "[checkpoint] ", reader_.folder(), " has a tensor '", name,
+            "' (", to_text(set), "), which the model has no parameter for");
+      }
+    }
+  }
+
+  LoadedState state() const {
+    LoadedState result;
+    for (const auto& [name, value] : reader_.state().items()) {
+      if (value.is_number_integer()) result.numbers[name] = value.get<int64_t>();
+    }
+    return result;
+  }
+
+  AdamW::Progress progress() const {
+    const auto found = reader_.state().find("optimizer");
+    TORCH_CHECK_VALUE(
+        found != reader_.state().end() && found->is_object(), "[checkpoint] ", reader_.folder(),
+        " has no optimizer's state: it was saved without one");
+    try {
+      return {
+          found->at("updates").get<int64_t>(), found->at("loss_scale").get<double>(),
+          found->at("healthy").get<int64_t>()};
+    } catch (const Json::exception& error) {
+      TORCH_CHECK_VALUE(
+          false, "[checkpoint] ", reader_.folder(), "/state.json: optimizer: ", error.what());
+    }
+  }
+
+ private:
+  /// Main weights are those of the model where the model has them in the same dtype.
+  const PlannedTensor* wanted(Set set, const std::string& name) const {
+    for (const Set one : {set, set == Set::main ? Set::model : set}) {
+      const auto found = reader_.tensors(one).find(name);
+      if (found != reader_.tensors(one).end()) return &found->second;
+    }
+    return nullptr;
+  }
+
+  void find(Set set, const TensorSlice& slice, const std::string& parameter) {
+    const auto* tensor = wanted(set, slice.tensor);
+    TORCH_CHECK_VALUE(
+        tensor, "[checkpoint] ", reader_.folder(), " has no tensor '", slice.tensor, "' (",
+        to_text(set), "), which parameter '", parameter, "' needs");
+    TORCH_CHECK_VALUE(
+        tensor->shape == slice.shape, "[checkpoint] ", reader_.folder(), ": tensor '", slice.tensor,
+        "' (", to_text(set), ") has the shape ", c10::IntArrayRef(tensor->shape),
+        ", but the model's is ", c10::IntArrayRef(slice.shape));
+    taken_.insert(slice.tensor);
+  }
+
+  CheckpointReader reader_;
+  std::set<std::string> taken_;
+};
+
+}  // namespace
+
+LoadedState load(
+    const torch::nn::Module& model,
+    AdamW* optimizer,
+    const std::string& folder,
+    const LoadOptions& options) {
+  const auto runtime = Runtime::of_model(model, "load");
+  runtime->check_between_steps("load");
+  runtime->settle("load");
+  const c10::NoGradGuard no_grad;
+  LoadedState state;
+  on_all_ranks(*runtime, [&] {
+    Loader loader(folder);
+    for (const auto& parameter : stored_parameters(*runtime, optimizer, options.slices)) {
+      loader.load(parameter, Set::main);
+      for (const Set set : {Set::first_moment, Set::second_moment}) {
+        if (parameter.pieces[set].defined()) loader.load(parameter, set);
+      }
+    }
+    loader.check_all_taken(optimizer != nullptr);
+    if (optimizer) optimizer->set_progress(loader.progress());
+    state = loader.state();
+  });
+  for (const auto* unit : runtime->units()) {
+    for (const auto& group : unit->groups()) group->note_stored();
+  }
+  runtime->publish();
+  return state;
+}
+
+}  // namespace sherd

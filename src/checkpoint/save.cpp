@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include "checkpoint/collective.h"
+#include "checkpoint/writer.h"
+#include "sherd/checkpoint/checkpoint.h"
+
+namespace sherd {
+
+void save(
+    const torch::nn::Module& model,
+    const AdamW* optimizer,
+    const std::string& folder,
+    const SaveOptions& options) {
+  const auto runtime = Runtime::of_model(model, "save");
+  runtime->check_between_steps("save");
+  runtime->settle("save");
+  runtime->check_set();
+  const auto& world = runtime->world();
+  const UnfinishedFolder unfinished{folder};
+  std::vector<StoredParameter> parameters;
+  FilePlan plan;
+  on_all_ranks(*runtime, [&] {
+    parameters = stored_parameters(*runtime, optimizer, options.slices);
+    plan = plan_files(parameters, options.export_dtype);
+    if (world.rank() == 0) unfinished.make();
+  });
+  on_all_ranks(*runtime, [&] { write_part(unfinished, parameters, plan, world.rank()); });
+  on_all_ranks(*runtime, [&] {
+    if (world.rank() != 0) return;
+    const auto progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
+    write_state(unfinished, plan, world.size(), progress, options);
+    unfinished.finish();
+  });
+}
+
+}  // namespace sherd

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/sealed_json.h"
+
+#include <c10/util/Exception.h>
+
+#include "checkpoint/crc32c.h"
+#include "checkpoint/shared_file.h"
+#include "sherd/checkpoint/mapped_file.h"
+
+namespace sherd {
+namespace {
+
+constexpr size_t kLargest = size_t{1} << 30;
+
+uint32_t seal_of(const Json& object) {
+  const auto text = object.dump();
+  return crc32c(text.data(), text.size());
+}
+
+}  // namespace
+
+void write_sealed(const std::string& path, Json object) {
+  object["crc32c"] = seal_of(object);
+  write_text(path, object.dump(1) + "\n");
+}
+
+Json read_sealed(const std::string& path) {
+  const MappedFile file(path);
+  TORCH_CHECK_VALUE(
+      file.size() <= kLargest, "[checkpoint] ", path, " has ", file.size(),
+      " bytes: that is no such file");
+  const auto* text = reinterpret_cast<const char*>(file.data());
+  auto object = Json::parse(text, text + file.size(), nullptr, /*allow_exceptions=*/false);
+  const bool fine =
+      object.is_object() && object.contains("crc32c") && object["crc32c"].is_number_unsigned();
+  TORCH_CHECK_VALUE(
+      fine, "[checkpoint] ", path, " is damaged: it is no JSON object with a checksum");
+  const auto seal = object["crc32c"].get<uint64_t>();
+  object.erase("crc32c");
+  TORCH_CHECK_VALUE(
+      seal == seal_of(object), "[checkpoint] ", path,
+      " is damaged: it is not what its checksum says");
+  return object;
+}
+
+}  // namespace sherd

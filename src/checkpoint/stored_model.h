@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/file_plan.h"
+#include "shard/runtime.h"
+#include "sherd/checkpoint/checkpoint.h"
+
+namespace sherd {
+
+/// A parameter as this rank stores it.
+struct StoredParameter {
+  std::string name;
+  std::vector<TensorSlice> slices;
+  // This rank's elements, flat: of the main weight and, where an optimizer updates it, its moments.
+  PerSet<at::Tensor> pieces;
+  int64_t begin = 0;  ///< of the first of them, in the parameter
+  // Those of them that this rank writes: replicas share the work.
+  int64_t write_begin = 0;
+  int64_t write_end = 0;
+};
+
+/// All parameters of a model and the moments of its optimizer, which may be null. In the same order
+/// on every rank.
+std::vector<StoredParameter> stored_parameters(
+    const Runtime& runtime, const AdamW* optimizer, const SlicesOf& slices_of);
+
+/// The files that a checkpoint of them has: a function of names, shapes and dtypes, so every rank
+/// finds the same.
+FilePlan plan_files(
+    const std::vector<StoredParameter>& parameters, std::optional<c10::ScalarType> export_dtype);
+
+}  // namespace sherd

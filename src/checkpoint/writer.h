@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/sealed_json.h"
+#include "checkpoint/stored_model.h"
+
+namespace sherd {
+
+/// A checkpoint's folder while it is being written.
+struct UnfinishedFolder {
+  std::string folder;  ///< that it will be
+  std::string path() const { return folder + ".part"; }
+
+  /// Makes it, empty. One rank.
+  void make() const;
+  /// Takes the place of what is there. One rank, when all have written.
+  void finish() const;
+};
+
+/// The name of the file with the checksums of one rank's bytes.
+std::string checksums_name(int64_t rank);
+
+/// Writes this rank's bytes of all files, and their checksums. Needs no memory but for a few MiB
+/// where the parameters are not on the CPU or have another dtype.
+void write_part(
+    const UnfinishedFolder& folder,
+    const std::vector<StoredParameter>& parameters,
+    const FilePlan& plan,
+    int64_t rank);
+
+/// What one rank writes when all have: the small files, and what says that the checkpoint is whole.
+void write_state(
+    const UnfinishedFolder& folder,
+    const FilePlan& plan,
+    int64_t ranks,
+    const std::optional<AdamW::Progress>& progress,
+    const SaveOptions& options);
+
+}  // namespace sherd

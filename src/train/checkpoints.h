@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "sherd/checkpoint/checkpoint.h"
+#include "sherd/comm/world.h"
+#include "sherd/models/language_model.h"
+#include "sherd/optim/adamw.h"
+#include "sherd/train/configuration.h"
+
+namespace sherd {
+
+/// The checkpoints of a run: `step-<number>` in its folder.
+class Checkpoints {
+ public:
+  /// Says what happens to who runs it.
+  using Say = std::function<void(const std::string&)>;
+  Checkpoints(
+      const Configuration& configuration,
+      const World& world,
+      LanguageModel& model,
+      AdamW& optimizer,
+      Say say);
+
+  /// Where a run is.
+  struct Place {
+    int64_t step = 0;
+    int64_t samples = 0;  ///< that it has trained on
+  };
+  /// From the checkpoint that train.resume means, if any. Collective.
+  Place resume();
+
+  /// Whether a step ends with one.
+  bool due(int64_t step, bool last) const;
+  /// Collective. An error is said, and training goes on: false.
+  bool save(const Place& place);
+  /// Before the optimizer changes anything.
+  void before_update() { background_.before_update(); }
+  /// This rank has more to write.
+  bool busy() const { return background_.under_way() && !background_.written(); }
+  bool under_way() const { return background_.under_way(); }
+  /// Waits for what is under way. Collective.
+  bool finish();
+
+ private:
+  std::string folder_of(int64_t step) const;
+  SaveOptions options(const Place& place) const;
+  bool attempt(const std::function<void()>& action);
+  void remove_old() const;
+
+  TrainSection train_;
+  std::optional<c10::ScalarType> export_dtype_;
+  World world_;
+  LanguageModel& model_;
+  AdamW& optimizer_;
+  Say say_;
+  bool in_background_;
+  BackgroundSave background_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/results.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "train/keys.h"
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool same_file(const std::string& one, const std::string& other) {
+  std::error_code code;
+  return fs::equivalent(one, other, code) && !code;
+}
+
+/// visit(section.key, path) for each file that is read.
+template <class Any, class Visitor>
+void each_path(Any& configuration, const Visitor& visit) {
+  sections(configuration, [&](const char* section, auto& keys_of) {
+    keys(keys_of, [&](const char* name, auto& value, const Key& key) {
+      if constexpr (std::is_convertible_v<decltype(value), std::optional<std::string>>) {
+        if constexpr (!std::is_convertible_v<decltype(value), std::string>) {
+          if (key.path && value) visit(std::string(section) + "." + name, *value);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace
+
+Results::Results(const Configuration& configuration) : configuration_(configuration) {
+  const auto& out = configuration.train.out;
+  std::error_code code;
+  fs::create_directories(out, code);
+  TORCH_CHECK_VALUE(
+      !code && fs::is_directory(out), "[train] train.out = ", out,
+      " can't be made: ", code ? code.message() : "it is a file", ": choose another folder");
+  each_path(configuration, [&](const std::string& key, const std::string& input) {
+    for (const char* name : {"configuration.toml", "metrics.jsonl", "report.html"}) {
+      TORCH_CHECK_VALUE(
+          !same_file(input, path(name)), "[train] ", key, " = ", input,
+          " would be overwritten by the results: choose another train.out than ", out);
+    }
+  });
+  fs::remove(path("report.html"), code);
+}
+
+std::string Results::path(const char* name) const {
+  return (fs::path(configuration_.train.out) / name).string();
+}
+
+void Results::write_configuration() const {
+  if (same_file(configuration_.source, path("configuration.toml"))) return;
+  auto from_anywhere = configuration_;
+  each_path(from_anywhere, [](const std::string&, std::string& input) {
+    input = fs::absolute(input).lexically_normal().string();
+  });
+  write("configuration.toml", to_text(from_anywhere));
+}
+
+void Results::write(const char* name, const std::string& text) const {
+  const auto whole = path(name);
+  const auto fresh = whole + ".part";
+  {
+    std::ofstream file(fresh, std::ios::trunc | std::ios::binary);
+    file << text << std::flush;
+    TORCH_CHECK(file, "[train] ", fresh, " can't be written: check train.out and the disk");
+  }
+  TORCH_CHECK(
+      std::rename(fresh.c_str(), whole.c_str()) == 0, "[train] ", whole,
+      " can't be written: check train.out and the disk");
+}
+
+}  // namespace sherd
