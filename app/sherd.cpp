@@ -3,6 +3,7 @@
 #include <exception>
 #include <iostream>
 
+#include "checkpoint_command.h"
 #include "sherd/version.h"
 #include "tokenize_command.h"
 #include "train_command.h"
@@ -14,6 +15,7 @@ int main(int argc, char** argv) try {
       app.add_subcommand("version", "Print the versions of Sherd and what it stands on");
   const sherd::app::TrainCommand train(app);
   const sherd::app::TokenizeCommand tokenize(app);
+  const sherd::app::CheckpointCommand checkpoint(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -22,6 +24,7 @@ int main(int argc, char** argv) try {
   if (version->parsed()) std::cout << sherd::version_text();
   if (train.parsed()) return train.run(argv);
   if (tokenize.parsed()) return tokenize.run();
+  if (checkpoint.parsed()) return checkpoint.run();
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "sherd: " << error.what() << '\n';

@@ -34,9 +34,22 @@ struct BackgroundSave::State {
   void join() {
     if (writer.joinable()) writer.join();
   }
+  void reserve(const std::vector<StoredParameter>& parameters);
   void copy(const std::vector<StoredParameter>& parameters);
   void write();
 };
+
+void BackgroundSave::State::reserve(const std::vector<StoredParameter>& parameters) {
+  const bool pinned =
+      !runtime->world().device().is_cpu();  // or copies would not be in the background
+  copies = parameters;
+  for (auto& parameter : copies) {
+    for (auto& piece : parameter.pieces.values) {
+      if (!piece.defined()) continue;
+      piece = at::empty(piece.sizes(), piece.options().device(at::kCPU).pinned_memory(pinned));
+    }
+  }
+}
 
 /// A GPU copies on a stream of its own, once the current one has come this far.
 void BackgroundSave::State::copy(const std::vector<StoredParameter>& parameters) {
@@ -51,17 +64,10 @@ void BackgroundSave::State::copy(const std::vector<StoredParameter>& parameters)
     ready.block(*stream);
     guard.emplace(*stream);
   }
-  const bool fits = copies.size() == parameters.size();
-  if (!fits) copies = parameters;
   for (size_t i = 0; i < parameters.size(); ++i) {
     for (const Set set : kSets) {
       const auto& piece = parameters[i].pieces[set];
-      if (!piece.defined()) continue;
-      auto& host = copies[i].pieces[set];
-      if (!fits)
-        host = at::empty(
-            piece.sizes(), piece.options().device(at::kCPU).pinned_memory(!device.is_cpu()));
-      host.copy_(piece, /*non_blocking=*/true);
+      if (piece.defined()) copies[i].pieces[set].copy_(piece, /*non_blocking=*/true);
     }
   }
   if (!device.is_cpu()) {
@@ -83,10 +89,12 @@ void BackgroundSave::State::write() {
 BackgroundSave::BackgroundSave() : state_(std::make_unique<State>()) {}
 BackgroundSave::~BackgroundSave() = default;
 
-int64_t BackgroundSave::host_bytes(const torch::nn::Module& model, const AdamW* optimizer) {
-  const auto runtime = Runtime::of_model(model, "BackgroundSave");
+int64_t BackgroundSave::reserve(const torch::nn::Module& model, const AdamW* optimizer) {
+  TORCH_CHECK(!under_way(), "[checkpoint] reserve while a save is under way: finish it");
+  state_->runtime = Runtime::of_model(model, "BackgroundSave");
+  state_->reserve(stored_parameters(*state_->runtime, optimizer, {}));
   int64_t bytes = 0;
-  for (const auto& parameter : stored_parameters(*runtime, optimizer, {})) {
+  for (const auto& parameter : state_->copies) {
     for (const auto& piece : parameter.pieces.values) {
       if (piece.defined()) bytes += static_cast<int64_t>(piece.nbytes());
     }
@@ -106,7 +114,7 @@ void BackgroundSave::begin(
   runtime->check_between_steps("BackgroundSave");
   runtime->settle("BackgroundSave");
   runtime->check_set();
-  if (state.runtime != runtime) state.copies.clear();
+  if (state.runtime != runtime) reserve(model, optimizer);
   state.runtime = runtime;
   state.unfinished = {folder};
   state.options = options;
@@ -115,6 +123,7 @@ void BackgroundSave::begin(
     const auto parameters = stored_parameters(*runtime, optimizer, options.slices);
     state.plan = plan_files(parameters, options.export_dtype);
     state.progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
+    for (size_t i = 0; i < parameters.size(); ++i) state.copies[i].slices = parameters[i].slices;
     state.copy(parameters);
     if (runtime->world().rank() == 0) state.unfinished.make();
   });

@@ -23,8 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kBlock = int64_t{4} << 20;  // bytes that have one checksum
-
 /// Files of the plan, open when they are first written to, and the checksums of what was.
 class PartWriter {
  public:
@@ -45,7 +43,7 @@ class PartWriter {
     const auto size = static_cast<int64_t>(c10::elementSize(tensor.dtype));
     const bool as_it_is = piece.is_cpu() && piece.scalar_type() == tensor.dtype;
     for (int64_t done = 0; done < run.length;) {
-      const int64_t count = std::min(run.length - done, kBlock / size);
+      const int64_t count = std::min(run.length - done, kBlockBytes / size);
       auto part = piece.narrow(0, skipped + done, count);
       if (!as_it_is) part = part.to(at::kCPU, tensor.dtype);
       const int64_t at = tensor.offset + (run.in_tensor + done) * size;
@@ -109,6 +107,27 @@ void UnfinishedFolder::finish() const {
   sync_folder(fs::absolute(folder).lexically_normal().parent_path().string());
 }
 
+Json state_of(
+    const std::map<std::string, int64_t>& numbers,
+    int64_t ranks,
+    const Json& files,
+    const Json& texts,
+    const std::optional<AdamW::Progress>& progress) {
+  Json state{{"format", "sherd"}, {"version", 1}};
+  for (const auto& [name, number] : numbers) state[name] = number;
+  state["ranks"] = ranks;
+  state["files"] = files;
+  state["texts"] = texts;
+  if (progress) {
+    state["optimizer"] = {
+        {"name", "adamw"},
+        {"updates", progress->updates},
+        {"loss_scale", progress->loss_scale},
+        {"healthy", progress->healthy}};
+  }
+  return state;
+}
+
 std::string checksums_name(int64_t rank) {
   return "checksums-" + std::to_string(rank) + ".json";
 }
@@ -159,19 +178,7 @@ void write_state(
   }
   Json files = Json::object();
   for (const auto& file : plan.files()) files[file.name] = file.bytes;
-  Json state{{"format", "sherd"}, {"version", 1}};
-  for (const auto& [name, number] : options.numbers) state[name] = number;
-  state["ranks"] = ranks;
-  state["files"] = files;
-  state["texts"] = sums;
-  if (progress) {
-    state["optimizer"] = {
-        {"name", "adamw"},
-        {"updates", progress->updates},
-        {"loss_scale", progress->loss_scale},
-        {"healthy", progress->healthy}};
-  }
-  write_sealed(in("state.json"), std::move(state));
+  write_sealed(in("state.json"), state_of(options.numbers, ranks, files, sums, progress));
 }
 
 }  // namespace sherd

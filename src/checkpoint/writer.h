@@ -20,6 +20,16 @@ struct UnfinishedFolder {
   void finish() const;
 };
 
+constexpr int64_t kBlockBytes = int64_t{4} << 20;  ///< that have one checksum, at most
+
+/// state.json: what says that a checkpoint is whole. `files` has sizes, `texts` checksums.
+Json state_of(
+    const std::map<std::string, int64_t>& numbers,
+    int64_t ranks,
+    const Json& files,
+    const Json& texts,
+    const std::optional<AdamW::Progress>& progress);
+
 /// The name of the file with the checksums of one rank's bytes.
 std::string checksums_name(int64_t rank);
 

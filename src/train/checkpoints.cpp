@@ -37,8 +37,8 @@ Checkpoints::Checkpoints(
       in_background_(
           train_.save == "background" || (train_.save == "auto" && world.device().is_cuda())) {
   if (in_background_ && (train_.save_every > 0 || world.launcher() != Launcher::emulated)) {
-    const auto bytes = BackgroundSave::host_bytes(model, &optimizer);
-    say_("checkpoints take " + bytes_text(bytes) + " of host memory on this rank");
+    const auto bytes = background_.reserve(model, &optimizer);
+    say_("saving in the background takes " + bytes_text(bytes) + " of host memory on each rank");
   }
 }
 

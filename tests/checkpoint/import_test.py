@@ -246,7 +246,7 @@ def torchtitan_becomes_hugging_face(place):
 
 
 def other_models_keep_their_names(place):
-    tensors = {"a.0": torch.ones(5, 3), "norm.weight": torch.randn(4), "one": torch.tensor(2.5), "no": torch.empty(0, 3)}
+    tensors = {"a.0": torch.ones(5, 3), "norm.weight": torch.randn(4), "one": torch.tensor(2), "no": torch.empty(0, 3)}
     tensors |= {f"of.{name}": torch.randn(3, 5).to(dtype) for name, dtype in DTYPES.items()}
     nothing = {"step": 0, "updates": 0, "samples": None}
     forms = [tensors, {"model": tensors}, {"state_dict": tensors}, {"app": {"model": tensors}, "step": 7}]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`sherd train` from a Hugging Face folder gives transformers' losses and norms: transformers_test.py SHERD"""
+"""`sherd train` from a Hugging Face folder gives transformers' losses, norms and weights: transformers_test.py SHERD"""
 import json
 import os
 import pathlib
@@ -8,9 +8,13 @@ import subprocess
 import sys
 import tempfile
 
+import torch
+
 import llama_folder as given
+import plain_llama
 
 BOUND = 1e-5  # relative
+WEIGHT_BOUND = 2e-3  # norm of the difference over the norm, per tensor
 STRATEGIES = ["no_shard", "optim", "optim_grads", "optim_grads_params"]
 TWO_AXES = ["optim_grads_params/no_shard", "optim_grads_params/optim"]
 
@@ -32,24 +36,55 @@ def run(sherd, folder, out, ranks, strategy, micro_batches):
     return [json.loads(line) for line in (pathlib.Path(out) / "metrics.jsonl").read_text().splitlines()]
 
 
+def checkpoint(folder):
+    """Its model, as Hugging Face reads it: by the index."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    result = {}
+    for file in set(index.values()):
+        data = (folder / file).read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        for name, about in json.loads(data[8:8 + size]).items():
+            if name != "__metadata__":
+                assert index[name] == file and about["dtype"] == "F32", name
+                begin, end = (8 + size + place for place in about["data_offsets"])
+                result[name] = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.float32).view(about["shape"])
+    return result
+
+
+def close(steps, expected, about):
+    """How far apart losses and norms are."""
+    worst = 0
+    for got, wanted in zip(steps, expected, strict=True):
+        for key in ("loss", "grad_norm"):
+            difference = abs(got[key] - wanted[key]) / wanted[key]
+            assert difference < BOUND, (about, got, wanted)
+            worst = max(worst, difference)
+    return worst
+
+
 def main():
     reference = json.loads(pathlib.Path(__file__).with_name("reference.json").read_text())
-    worst = 0
+    worst, worst_weight = 0, 0
     with tempfile.TemporaryDirectory() as place:
         for kind in given.CONFIGS:
             folder = f"{place}/{kind}"
             given.write(kind, folder)
+            plain, weights = plain_llama.train(kind)
+            close(plain, reference[kind], "plain torch")  # so its weights are transformers', too
             runs = [(ranks, strategy, 1) for ranks in (1, 2, 4) for strategy in STRATEGIES]
             runs += [(4, strategy, 1) for strategy in TWO_AXES] + [(2, "optim_grads_params", 2)]
-            for ranks, strategy, micro_batches in runs:
-                steps = run(sys.argv[1], folder, f"{place}/out", ranks, strategy, micro_batches)
+            for number, (ranks, strategy, micro_batches) in enumerate(runs):
+                out = f"{place}/{kind}-{number}"
+                steps = run(sys.argv[1], folder, out, ranks, strategy, micro_batches)
                 assert [step["step"] for step in steps] == list(range(1, given.STEPS + 1)), steps
-                for got, expected in zip(steps, reference[kind], strict=True):
-                    for key in ("loss", "grad_norm"):
-                        difference = abs(got[key] - expected[key]) / expected[key]
-                        assert difference < BOUND, (kind, ranks, strategy, micro_batches, got, expected)
-                        worst = max(worst, difference)
-    print(f"at most {worst:.1e} apart")
+                worst = max(worst, close(steps, reference[kind], (kind, ranks, strategy, micro_batches)))
+                saved = checkpoint(pathlib.Path(out) / f"step-{given.STEPS}")
+                assert saved.keys() == weights.keys(), saved.keys() ^ weights.keys()
+                for name, value in weights.items():
+                    difference = ((saved[name] - value).norm() / value.norm()).item()
+                    assert difference < WEIGHT_BOUND, (kind, ranks, strategy, name, difference)
+                    worst_weight = max(worst_weight, difference)
+    print(f"losses and norms at most {worst:.1e} apart, weights {worst_weight:.1e}")
 
 
 main()

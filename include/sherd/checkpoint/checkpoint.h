@@ -85,14 +85,22 @@ inline LoadedState load(
     const LoadOptions& options = {}) {
   return load(model, &optimizer, folder, options);
 }
-/// A holder of any kind.
-template <class Contained, class... Args>
-void save(const torch::nn::ModuleHolder<Contained>& model, Args&&... args) {
-  save(static_cast<const torch::nn::Module&>(*model), std::forward<Args>(args)...);
+/// A holder of any kind; the optimizer as a pointer or a reference.
+template <class Contained, class Optimizer>
+void save(
+    const torch::nn::ModuleHolder<Contained>& model,
+    const Optimizer& optimizer,
+    const std::string& folder,
+    const SaveOptions& options = {}) {
+  save(static_cast<const torch::nn::Module&>(*model), optimizer, folder, options);
 }
-template <class Contained, class... Args>
-LoadedState load(const torch::nn::ModuleHolder<Contained>& model, Args&&... args) {
-  return load(static_cast<const torch::nn::Module&>(*model), std::forward<Args>(args)...);
+template <class Contained, class Optimizer>
+LoadedState load(
+    const torch::nn::ModuleHolder<Contained>& model,
+    Optimizer& optimizer,
+    const std::string& folder,
+    const LoadOptions& options = {}) {
+  return load(static_cast<const torch::nn::Module&>(*model), optimizer, folder, options);
 }
 
 /// Saving while training goes on: the state is copied to host memory beside the next step's
@@ -104,8 +112,9 @@ class SHERD_API BackgroundSave {
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  /// Host memory that it takes on this rank, from the first save on.
-  static int64_t host_bytes(const torch::nn::Module& model, const AdamW* optimizer);
+  /// Takes the host memory that the copies need, now instead of with the first save: how many
+  /// bytes.
+  int64_t reserve(const torch::nn::Module& model, const AdamW* optimizer);
   /// Begins; between two steps. The one before must be done. Collective; does not wait for the
   /// copies.
   void begin(

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/checkpoint/inspect.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "checkpoint/reader.h"
+
+namespace sherd {
+namespace {
+
+constexpr int64_t kAtOnce = 1 << 20;  // elements
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::ostringstream out;
+  out << c10::IntArrayRef(shape);
+  return out.str();
+}
+
+std::string amount(double bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
+  std::ostringstream out;
+  out.precision(bytes < 100 && unit > 0 ? 3 : 4);
+  out << bytes << ' ' << units[unit];
+  return out.str();
+}
+
+/// Main weights stand for themselves where they are not the model's.
+PerSet<std::map<std::string, PlannedTensor>> comparable(const CheckpointReader& reader) {
+  PerSet<std::map<std::string, PlannedTensor>> result;
+  for (const Set set : kSets) result[set] = reader.tensors(set);
+  for (const auto& [name, tensor] : result[Set::model]) result[Set::main].try_emplace(name, tensor);
+  result[Set::model].clear();
+  return result;
+}
+
+/// The largest difference, and the relative one.
+std::pair<double, double> distance(
+    CheckpointReader& one,
+    const PlannedTensor& a,
+    CheckpointReader& other,
+    const PlannedTensor& b) {
+  double largest = 0, difference = 0, norm = 0;
+  const int64_t count = c10::multiply_integers(a.shape);
+  const auto values = [](CheckpointReader& reader, const PlannedTensor& tensor, int64_t at,
+                         int64_t n) {
+    auto* bytes = const_cast<unsigned char*>(reader.read(tensor, at, n).data());
+    return at::from_blob(bytes, {n}, at::TensorOptions(tensor.dtype)).to(at::kDouble);
+  };
+  for (int64_t at = 0; at < count; at += kAtOnce) {
+    const int64_t n = std::min(kAtOnce, count - at);
+    const auto x = values(one, a, at, n);
+    const auto apart = x - values(other, b, at, n);
+    const double here = apart.abs().max().item<double>();
+    largest = std::isnan(here) ? here : std::max(largest, here);
+    difference += apart.square().sum().item<double>();
+    norm += x.square().sum().item<double>();
+  }
+  return {largest, difference == 0 ? 0 : std::sqrt(difference / norm)};
+}
+
+}  // namespace
+
+std::string describe_checkpoint(const std::string& folder) {
+  const CheckpointReader reader(folder);
+  const auto& state = reader.state();
+  std::ostringstream out;
+  for (const auto& [name, value] : state.items()) {
+    if (value.is_number_integer() && name != "version") out << name << ' ' << value << '\n';
+  }
+  if (state.contains("optimizer")) out << "optimizer " << state["optimizer"].dump() << '\n';
+  double total = 0;
+  for (const auto& [name, bytes] : state["files"].items()) {
+    out << name << "  " << amount(bytes.get<double>()) << '\n';
+    total += bytes.get<double>();
+  }
+  out << "in all " << amount(total) << '\n';
+  for (const Set set : kSets) {
+    for (const auto& [name, tensor] : reader.tensors(set)) {
+      out << to_text(set) << "  " << name << "  " << tensor.dtype << ' ' << shape_text(tensor.shape)
+          << '\n';
+    }
+  }
+  return out.str();
+}
+
+std::vector<TensorDifference> compare_checkpoints(
+    const std::string& one, const std::string& other) {
+  CheckpointReader first(one), second(other);
+  const auto ours = comparable(first);
+  const auto theirs = comparable(second);
+  std::vector<TensorDifference> result;
+  for (const Set set : kSets) {
+    const auto label = [&](const std::string& name) { return name + " (" + to_text(set) + ")"; };
+    for (const auto& [name, tensor] : ours[set]) {
+      const auto found = theirs[set].find(name);
+      if (found == theirs[set].end()) {
+        result.push_back({label(name), "only in " + one});
+      } else if (found->second.shape != tensor.shape) {
+        result.push_back(
+            {label(name),
+             "shape " + shape_text(tensor.shape) + " and " + shape_text(found->second.shape)});
+      } else if (const auto [largest, relative] = distance(first, tensor, second, found->second);
+                 largest != 0) {
+        result.push_back({label(name), "", largest, relative});
+      }
+    }
+    for (const auto& [name, tensor] : theirs[set]) {
+      if (!ours[set].contains(name)) result.push_back({label(name), "only in " + other});
+    }
+  }
+  return result;
+}
+
+}  // namespace sherd

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Killed at any moment, again and again, a run goes on as if nothing had been: resume_test.py SHERD [KILLS]"""
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
+STEPS, SAMPLES = 60, 4  # samples of a step, on all ranks together
+
+
+def command(sherd, place, out, ranks, wait=0.0):
+    settings = {"data.text": STORY, "data.seq": 32, "data.batch": SAMPLES // ranks, "model.dim": 32, "model.layers": 2,
+                "model.heads": 2, "optim.lr": 3e-3, "optim.clip": 1.0, "train.steps": STEPS, "train.out": f"{place}/{out}",
+                "train.save_every": 3, "train.keep": 2, "device.kind": "cpu"}
+    return [sherd, "train", f"{place}/empty.toml", "--ranks", str(ranks), *(f"--set={k}={v}" for k, v in settings.items())]
+
+
+def metrics(place, out):
+    return [json.loads(line) for line in pathlib.Path(f"{place}/{out}/metrics.jsonl").read_text().splitlines()]
+
+
+def kill(process):
+    """The launcher and all ranks, with no chance to do anything."""
+    for line in subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, text=True).stdout.split():
+        try:
+            os.kill(int(line), signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.wait()
+
+
+def main():
+    sherd, kills = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 6
+    random.seed(5)
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    with tempfile.TemporaryDirectory() as place:
+        pathlib.Path(f"{place}/empty.toml").write_text("")
+        begin = time.monotonic()
+        subprocess.run(command(sherd, place, "whole", 2), check=True, stdout=subprocess.DEVNULL, env=environment)
+        whole = time.monotonic() - begin
+        expected = metrics(place, "whole")
+        for worlds in ((2,), (1, 2, 4)):
+            out = f"killed{len(worlds)}"
+            resumed = set()
+            for _ in range(kills):
+                with subprocess.Popen(command(sherd, place, out, random.choice(worlds)), stdout=subprocess.PIPE, text=True,
+                                      stderr=subprocess.DEVNULL, env=environment, start_new_session=True) as process:
+                    time.sleep(random.uniform(0.4, 1.0) * whole)
+                    kill(process)
+                    resumed |= {line for line in process.stdout if line.startswith("goes on from")}
+            subprocess.run(command(sherd, place, out, random.choice(worlds)), check=True, stdout=subprocess.DEVNULL,
+                           env=environment)
+            got = metrics(place, out)
+            assert [step["step"] for step in got] == list(range(1, STEPS + 1)), [step["step"] for step in got]
+            assert resumed, "no run came far enough to be resumed"
+            for key in ("loss", "grad_norm", "lr"):
+                for a, b in zip(got, expected, strict=True):
+                    same = a[key] == b[key] if len(worlds) == 1 else abs(a[key] / b[key] - 1) < 1e-4
+                    assert same, (worlds, key, a, b)
+            left = sorted(path.name for path in pathlib.Path(f"{place}/{out}").glob("step-*"))
+            assert left == ["step-57", "step-60"], left
+            print(f"{kills} kills at {worlds} ranks: resumed from {sorted(line.split('/')[-1].strip() for line in resumed)}")
+
+
+main()
