@@ -39,6 +39,22 @@ std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string&
   return result;
 }
 
+void keep_newest(const std::string& folder, int64_t keep) {
+  const auto whole = find_checkpoints(folder);
+  if (std::ssize(whole) < keep || keep <= 0) return;
+  const int64_t oldest = whole[whole.size() - static_cast<size_t>(keep)].first;
+  std::vector<std::string> old;
+  std::error_code code;
+  for (fs::directory_iterator entry(folder, code), end; !code && entry != end;
+       entry.increment(code)) {
+    const auto& path = entry->path();
+    const auto step =
+        step_of(path.extension() == ".part" ? path.stem().string() : path.filename().string());
+    if (step && *step < oldest && entry->is_directory()) old.push_back(path.string());
+  }
+  for (const auto& path : old) remove_checkpoint(path);
+}
+
 // Not std::filesystem::remove_all: libtorch exports one of its own that does not work.
 void remove_checkpoint(const std::string& folder) {
   std::vector<std::string> files;

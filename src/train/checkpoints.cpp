@@ -125,13 +125,10 @@ bool Checkpoints::finish() {
 
 void Checkpoints::remove_old() const {
   if (train_.keep == 0 || world_.rank() != 0) return;
-  const auto found = find_checkpoints(train_.out);
-  for (int64_t i = 0; i + train_.keep < std::ssize(found); ++i) {
-    try {
-      remove_checkpoint(found[static_cast<size_t>(i)].second);
-    } catch (const c10::Error& error) {
-      say_(error.what_without_backtrace());
-    }
+  try {
+    keep_newest(train_.out, train_.keep);
+  } catch (const c10::Error& error) {
+    say_(error.what_without_backtrace());
   }
 }
 

@@ -12,10 +12,10 @@ import tempfile
 import time
 
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
-STEPS, SAMPLES = 60, 4  # samples of a step, on all ranks together
+STEPS, SAMPLES = 90, 4  # samples of a step, on all ranks together
 
 
-def command(sherd, place, out, ranks, wait=0.0):
+def command(sherd, place, out, ranks):
     settings = {"data.text": STORY, "data.seq": 32, "data.batch": SAMPLES // ranks, "model.dim": 32, "model.layers": 2,
                 "model.heads": 2, "optim.lr": 3e-3, "optim.clip": 1.0, "train.steps": STEPS, "train.out": f"{place}/{out}",
                 "train.save_every": 3, "train.keep": 2, "device.kind": "cpu"}
@@ -42,9 +42,7 @@ def main():
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as place:
         pathlib.Path(f"{place}/empty.toml").write_text("")
-        begin = time.monotonic()
         subprocess.run(command(sherd, place, "whole", 2), check=True, stdout=subprocess.DEVNULL, env=environment)
-        whole = time.monotonic() - begin
         expected = metrics(place, "whole")
         for worlds in ((2,), (1, 2, 4)):
             out = f"killed{len(worlds)}"
@@ -52,9 +50,15 @@ def main():
             for _ in range(kills):
                 with subprocess.Popen(command(sherd, place, out, random.choice(worlds)), stdout=subprocess.PIPE, text=True,
                                       stderr=subprocess.DEVNULL, env=environment, start_new_session=True) as process:
-                    time.sleep(random.uniform(0.4, 1.0) * whole)
+                    left = random.randint(1, 2 * STEPS // kills)  # steps, then at any moment of the next ones
+                    for line in process.stdout:
+                        if line.startswith("goes on from"):
+                            resumed.add(line)
+                        left -= line.startswith("step")
+                        if left <= 0:
+                            break
+                    time.sleep(random.uniform(0, 0.05))
                     kill(process)
-                    resumed |= {line for line in process.stdout if line.startswith("goes on from")}
             subprocess.run(command(sherd, place, out, random.choice(worlds)), check=True, stdout=subprocess.DEVNULL,
                            env=environment)
             got = metrics(place, out)
@@ -64,8 +68,8 @@ def main():
                 for a, b in zip(got, expected, strict=True):
                     same = a[key] == b[key] if len(worlds) == 1 else abs(a[key] / b[key] - 1) < 1e-4
                     assert same, (worlds, key, a, b)
-            left = sorted(path.name for path in pathlib.Path(f"{place}/{out}").glob("step-*"))
-            assert left == ["step-57", "step-60"], left
+            kept = sorted(path.name for path in pathlib.Path(f"{place}/{out}").glob("step-*"))
+            assert kept == ["step-87", "step-90"], kept
             print(f"{kills} kills at {worlds} ranks: resumed from {sorted(line.split('/')[-1].strip() for line in resumed)}")
 
 
