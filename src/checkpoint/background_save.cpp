@@ -9,7 +9,9 @@
 
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "checkpoint/collective.h"
 #include "checkpoint/writer.h"
@@ -26,17 +28,20 @@ struct BackgroundSave::State {
   std::vector<StoredParameter> copies;  // on the host; the memory serves one save after another
   std::optional<c10::Stream> stream;
   std::optional<c10::Event> copied;
-  std::thread writer;
-  std::atomic<bool> written = false;
+  enum class Stage : uint8_t { none, parts, state };
+  Stage stage = Stage::none;
+  std::thread worker;
+  std::atomic<bool> idle = true;
   std::exception_ptr problem;
 
   ~State() { join(); }
   void join() {
-    if (writer.joinable()) writer.join();
+    if (worker.joinable()) worker.join();
   }
+  /// Work of this rank for a stage, beside the training.
+  void start(Stage next, const std::function<void()>& work);
   void reserve(const std::vector<StoredParameter>& parameters);
   void copy(const std::vector<StoredParameter>& parameters);
-  void write();
 };
 
 void BackgroundSave::State::reserve(const std::vector<StoredParameter>& parameters) {
@@ -76,14 +81,20 @@ void BackgroundSave::State::copy(const std::vector<StoredParameter>& parameters)
   }
 }
 
-void BackgroundSave::State::write() {
-  try {
-    if (copied) copied->synchronize();
-    write_part(unfinished, copies, plan, runtime->world().rank());
-  } catch (...) {
-    problem = std::current_exception();
-  }
-  written = true;
+void BackgroundSave::State::start(Stage next, const std::function<void()>& work) {
+  join();
+  stage = next;
+  problem = nullptr;
+  idle = !work;
+  if (!work) return;
+  worker = std::thread([this, work] {
+    try {
+      work();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+    idle = true;
+  });
 }
 
 BackgroundSave::BackgroundSave() : state_(std::make_unique<State>()) {}
@@ -118,17 +129,21 @@ void BackgroundSave::begin(
   state.runtime = runtime;
   state.unfinished = {folder};
   state.options = options;
-  state.problem = nullptr;
+  std::vector<StoredParameter> parameters;
   on_all_ranks(*runtime, [&] {
-    const auto parameters = stored_parameters(*runtime, optimizer, options.slices);
+    parameters = stored_parameters(*runtime, optimizer, options.slices);
     state.plan = plan_files(parameters, options.export_dtype);
     state.progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
-    for (size_t i = 0; i < parameters.size(); ++i) state.copies[i].slices = parameters[i].slices;
-    state.copy(parameters);
     if (runtime->world().rank() == 0) state.unfinished.make();
   });
-  state.written = false;
-  state.writer = std::thread([&state] { state.write(); });
+  // After the ranks have talked: what they say would wait behind the copies.
+  for (size_t i = 0; i < parameters.size(); ++i) state.copies[i].slices = parameters[i].slices;
+  state.copy(parameters);
+  state.start(State::Stage::parts, [&state] {
+    if (state.copied) state.copied->synchronize();
+    const auto rank = state.runtime->world().rank();
+    write_part(state.unfinished, state.copies, state.plan, rank);
+  });
 }
 
 void BackgroundSave::before_update() {
@@ -138,25 +153,36 @@ void BackgroundSave::before_update() {
 }
 
 bool BackgroundSave::under_way() const {
-  return state_->writer.joinable();
+  return state_->stage != State::Stage::none;
 }
-bool BackgroundSave::written() const {
-  return state_->written;
+bool BackgroundSave::idle() const {
+  return state_->idle;
 }
 
-void BackgroundSave::finish() {
-  if (!under_way()) return;
+bool BackgroundSave::advance() {
   auto& state = *state_;
+  if (!under_way()) return true;
   state.join();
+  const auto stage = std::exchange(state.stage, State::Stage::none);
   on_all_ranks(*state.runtime, [&] {
     if (state.problem) std::rethrow_exception(state.problem);
   });
-  on_all_ranks(*state.runtime, [&] {
-    const auto& world = state.runtime->world();
-    if (world.rank() != 0) return;
-    write_state(state.unfinished, state.plan, world.size(), state.progress, state.options);
-    state.unfinished.finish();
-  });
+  if (stage == State::Stage::state) return true;
+  std::function<void()> work;
+  const auto& world = state.runtime->world();
+  if (world.rank() == 0) {
+    work = [&state, ranks = world.size()] {
+      write_state(state.unfinished, state.plan, ranks, state.progress, state.options);
+      state.unfinished.finish();
+    };
+  }
+  state.start(State::Stage::state, work);
+  return false;
+}
+
+void BackgroundSave::finish() {
+  while (!advance()) {
+  }
 }
 
 }  // namespace sherd

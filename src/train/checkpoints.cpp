@@ -116,6 +116,13 @@ bool Checkpoints::save(const Place& place) {
   return done;
 }
 
+bool Checkpoints::advance() {
+  bool whole = false;
+  const bool fine = attempt([&] { whole = background_.advance(); });
+  if (whole) remove_old();
+  return fine;
+}
+
 bool Checkpoints::finish() {
   if (!background_.under_way()) return true;
   const bool done = attempt([&] { background_.finish(); });

@@ -43,8 +43,10 @@ class Checkpoints {
   /// Before the optimizer changes anything.
   void before_update() { background_.before_update(); }
   /// This rank has more to write.
-  bool busy() const { return background_.under_way() && !background_.written(); }
+  bool busy() const { return !background_.idle(); }
   bool under_way() const { return background_.under_way(); }
+  /// When no rank is busy: goes on with what is under way. Collective. False: it has failed.
+  bool advance();
   /// Waits for what is under way. Collective.
   bool finish();
 

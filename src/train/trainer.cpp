@@ -260,7 +260,7 @@ void Trainer::run() {
     // One rank that was asked is enough, and all stop after the same step.
     const auto asked = most({signals_.asked(), checkpoints.busy()});
     const bool stops = asked[0] != 0 && !last;
-    if (checkpoints.under_way() && asked[1] == 0) saved = checkpoints.finish();
+    if (checkpoints.under_way() && asked[1] == 0) saved = checkpoints.advance();
     if (checkpoints.due(number, stops || last)) {
       saved = checkpoints.save({number, position_});
     }

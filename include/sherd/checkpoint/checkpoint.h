@@ -125,10 +125,13 @@ class SHERD_API BackgroundSave {
   /// Before weights or moments change: the current stream waits for the copies.
   void before_update();
   bool under_way() const;
-  /// This rank has written all it has to, or failed.
-  bool written() const;
-  /// Puts the checkpoint in its place, once all ranks have written theirs: waits for that.
-  /// Collective. Throws on all ranks where one has failed.
+  /// This rank has nothing to do for it but to call advance(), with all others.
+  bool idle() const;
+  /// When all ranks are idle, the next stage: each has written its bytes, then the first rank puts
+  /// the checkpoint in its place. Collective; waits for this rank's work if there is any. True: it
+  /// is done. Throws on all ranks where one has failed, and then it is over.
+  bool advance();
+  /// All that is left. Collective; blocks.
   void finish();
 
  private:
