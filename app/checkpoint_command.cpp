@@ -81,7 +81,9 @@ int CheckpointCommand::import() const {
     progress = {about["updates"].get<int64_t>()};
   }
   const int64_t step = about["step"].is_number() ? about["step"].get<int64_t>() : 0;
-  seal_checkpoint(other_, {{"step", step}, {"samples", samples_}, {"seed", 0}}, progress);
+  const int64_t found = about["samples"].is_number() ? about["samples"].get<int64_t>() : 0;
+  seal_checkpoint(
+      other_, {{"step", step}, {"samples", samples_.value_or(found)}, {"seed", 0}}, progress);
   std::cout << other_ << ": step " << step << "; " << (progress ? "with" : "without")
             << " the optimizer's state\n";
   return 0;

@@ -26,7 +26,7 @@ class CheckpointCommand {
   std::string folder_;
   std::string other_;
   std::optional<std::string> config_;
-  int64_t samples_ = 0;
+  std::optional<int64_t> samples_;
 };
 
 }  // namespace sherd::app

@@ -7,9 +7,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -41,6 +43,7 @@ struct BackgroundSave::State {
   /// Work of this rank for a stage, beside the training.
   void start(Stage next, const std::function<void()>& work);
   void reserve(const std::vector<StoredParameter>& parameters);
+  bool fits(const std::vector<StoredParameter>& parameters) const;
   void copy(const std::vector<StoredParameter>& parameters);
 };
 
@@ -54,6 +57,17 @@ void BackgroundSave::State::reserve(const std::vector<StoredParameter>& paramete
       piece = at::empty(piece.sizes(), piece.options().device(at::kCPU).pinned_memory(pinned));
     }
   }
+}
+
+bool BackgroundSave::State::fits(const std::vector<StoredParameter>& parameters) const {
+  return std::equal(
+      copies.begin(), copies.end(), parameters.begin(), parameters.end(),
+      [](const StoredParameter& copy, const StoredParameter& parameter) {
+        for (const Set set : kSets) {
+          if (copy.pieces[set].defined() != parameter.pieces[set].defined()) return false;
+        }
+        return true;
+      });
 }
 
 /// A GPU copies on a stream of its own, once the current one has come this far.
@@ -87,14 +101,19 @@ void BackgroundSave::State::start(Stage next, const std::function<void()>& work)
   problem = nullptr;
   idle = !work;
   if (!work) return;
-  worker = std::thread([this, work] {
+  const auto run = [this, work] {
     try {
       work();
     } catch (...) {
       problem = std::current_exception();
     }
     idle = true;
-  });
+  };
+  try {
+    worker = std::thread(run);
+  } catch (const std::system_error&) {  // no thread is to be had: then at once
+    run();
+  }
 }
 
 BackgroundSave::BackgroundSave() : state_(std::make_unique<State>()) {}
@@ -125,13 +144,13 @@ void BackgroundSave::begin(
   runtime->check_between_steps("BackgroundSave");
   runtime->settle("BackgroundSave");
   runtime->check_set();
-  if (state.runtime != runtime) reserve(model, optimizer);
-  state.runtime = runtime;
-  state.unfinished = {folder};
+  const bool fresh = std::exchange(state.runtime, runtime) != runtime;
+  state.unfinished = UnfinishedFolder(folder);
   state.options = options;
   std::vector<StoredParameter> parameters;
   on_all_ranks(*runtime, [&] {
     parameters = stored_parameters(*runtime, optimizer, options.slices);
+    if (fresh || !state.fits(parameters)) state.reserve(parameters);
     state.plan = plan_files(parameters, options.export_dtype);
     state.progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
     if (runtime->world().rank() == 0) state.unfinished.make();
@@ -164,9 +183,14 @@ bool BackgroundSave::advance() {
   if (!under_way()) return true;
   state.join();
   const auto stage = std::exchange(state.stage, State::Stage::none);
-  on_all_ranks(*state.runtime, [&] {
-    if (state.problem) std::rethrow_exception(state.problem);
-  });
+  try {
+    on_all_ranks(*state.runtime, [&] {
+      if (state.problem) std::rethrow_exception(state.problem);
+    });
+  } catch (const c10::Error&) {
+    if (state.runtime->world().rank() == 0) state.unfinished.discard();  // nobody writes any more
+    throw;
+  }
   if (stage == State::Stage::state) return true;
   std::function<void()> work;
   const auto& world = state.runtime->world();

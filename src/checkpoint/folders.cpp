@@ -20,7 +20,8 @@ std::optional<int64_t> step_of(const std::string& name) {
   const auto digits = name.substr(std::min(name.size(), std::strlen(kPrefix)));
   const bool fine = name.starts_with(kPrefix) && !digits.empty() && digits.size() < 18 &&
                     digits.find_first_not_of("0123456789") == std::string::npos;
-  return fine ? std::optional(std::stoll(digits)) : std::nullopt;
+  const bool canonical = digits.size() == 1 || !digits.starts_with('0');
+  return fine && canonical ? std::optional(std::stoll(digits)) : std::nullopt;
 }
 
 }  // namespace
@@ -39,8 +40,9 @@ std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string&
   return result;
 }
 
-void keep_newest(const std::string& folder, int64_t keep) {
-  const auto whole = find_checkpoints(folder);
+void keep_newest(const std::string& folder, int64_t keep, int64_t newest) {
+  auto whole = find_checkpoints(folder);
+  std::erase_if(whole, [&](const auto& one) { return one.first > newest; });
   if (std::ssize(whole) < keep || keep <= 0) return;
   const int64_t oldest = whole[whole.size() - static_cast<size_t>(keep)].first;
   std::vector<std::string> old;
@@ -50,7 +52,7 @@ void keep_newest(const std::string& folder, int64_t keep) {
     const auto& path = entry->path();
     const auto step =
         step_of(path.extension() == ".part" ? path.stem().string() : path.filename().string());
-    if (step && *step < oldest && entry->is_directory()) old.push_back(path.string());
+    if (step && *step < oldest && entry->is_directory(code)) old.push_back(path.string());
   }
   for (const auto& path : old) remove_checkpoint(path);
 }

@@ -41,12 +41,14 @@ const Json& inner(const Json& object, const char* key, const std::string& path) 
 
 Json read_state(const std::string& folder) {
   const auto path = (fs::path(folder) / "state.json").string();
+  std::error_code code;
   TORCH_CHECK_VALUE(
-      fs::exists(path), "[checkpoint] ", folder,
+      fs::exists(path, code), "[checkpoint] ", folder,
       " is no whole checkpoint: it has no state.json, which is written last");
   auto state = read_sealed(path);
   TORCH_CHECK_VALUE(
-      state.value("format", "") == "sherd" && whole_number(state, "version", path) == 1,
+      state.contains("format") && state.contains("format") && state["format"] == "sherd" &&
+          whole_number(state, "version", path) == 1,
       "[checkpoint] ", path, " is of another format or version: this program reads version 1");
   TORCH_CHECK_VALUE(
       whole_number(state, "ranks", path) <= 1 << 20, "[checkpoint] ", path, ": too many ranks");
@@ -55,7 +57,11 @@ Json read_state(const std::string& folder) {
         bytes.is_number_integer() && fs::path(name).filename() == name, "[checkpoint] ", path,
         ": '", name, "' is no file of this folder");
   }
-  inner(state, "texts", path);
+  for (const auto& [name, crc] : inner(state, "texts", path).items()) {
+    TORCH_CHECK_VALUE(
+        fs::path(name).filename() == name, "[checkpoint] ", path, ": '", name,
+        "' is no file of this folder");
+  }
   return state;
 }
 
@@ -151,7 +157,12 @@ void CheckpointReader::take_checksums(const std::string& path) {
                         std::all_of(entry.begin(), entry.end(), [](const Json& number) {
                           return number.is_number_unsigned();
                         });
-      TORCH_CHECK_VALUE(fine, "[checkpoint] ", path, " is damaged: ", entry.dump());
+      const bool inside = fine && entry[0].get<uint64_t>() < entry[1].get<uint64_t>() &&
+                          entry[1].get<uint64_t>() <= file->bytes.size() &&
+                          entry[2].get<uint64_t>() <= UINT32_MAX;
+      TORCH_CHECK_VALUE(
+          inside, "[checkpoint] ", path,
+          " is damaged: it has a block that does not lie in its file");
       file->blocks.push_back(
           {entry[0].get<int64_t>(), entry[1].get<int64_t>(), entry[2].get<uint32_t>()});
     }
@@ -202,6 +213,8 @@ std::optional<std::string> why_not_whole(const std::string& folder) {
     check_sizes(folder, read_state(folder));
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return "[checkpoint] " + folder + ": " + error.what();
   }
   return std::nullopt;
 }

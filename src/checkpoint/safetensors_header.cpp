@@ -151,12 +151,14 @@ SafetensorsHeader parse_safetensors(const std::string& path, std::span<const uns
   const auto* begin = reinterpret_cast<const char*>(file.data()) + kNumber;
   std::set<std::string> names;
   std::optional<std::string> twice;
+  bool deep = false;
   const auto callback = [&](int depth, Json::parse_event_t event, Json& value) {
     if (depth == 1 && event == Json::parse_event_t::key) {
       const auto name = value.get<std::string>();
       if (!names.insert(name).second) twice = name;
     }
-    return true;
+    deep = deep || depth > 8;  // what is nested without end could not even be shown
+    return !deep;
   };
   Json json;
   try {
@@ -164,6 +166,7 @@ SafetensorsHeader parse_safetensors(const std::string& path, std::span<const uns
   } catch (const Json::exception& error) {
     complaint.require(false, "its header is no JSON (", error.what(), ")");
   }
+  complaint.require(!deep, "its header is nested too deeply");
   complaint.require(json.is_object(), "its header is no JSON object");
   complaint.require(!twice, "there are two tensors '", twice.value_or(""), "'");
   SafetensorsHeader header;

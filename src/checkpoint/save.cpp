@@ -18,7 +18,7 @@ void save(
   runtime->settle("save");
   runtime->check_set();
   const auto& world = runtime->world();
-  const UnfinishedFolder unfinished{folder};
+  const UnfinishedFolder unfinished(folder);
   std::vector<StoredParameter> parameters;
   FilePlan plan;
   on_all_ranks(*runtime, [&] {
@@ -26,13 +26,18 @@ void save(
     plan = plan_files(parameters, options.export_dtype);
     if (world.rank() == 0) unfinished.make();
   });
-  on_all_ranks(*runtime, [&] { write_part(unfinished, parameters, plan, world.rank()); });
-  on_all_ranks(*runtime, [&] {
-    if (world.rank() != 0) return;
-    const auto progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
-    write_state(unfinished, plan, world.size(), progress, options);
-    unfinished.finish();
-  });
+  try {
+    on_all_ranks(*runtime, [&] { write_part(unfinished, parameters, plan, world.rank()); });
+    on_all_ranks(*runtime, [&] {
+      if (world.rank() != 0) return;
+      const auto progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
+      write_state(unfinished, plan, world.size(), progress, options);
+      unfinished.finish();
+    });
+  } catch (const c10::Error&) {
+    if (world.rank() == 0) unfinished.discard();  // nobody writes any more
+    throw;
+  }
 }
 
 }  // namespace sherd

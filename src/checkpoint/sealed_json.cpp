@@ -30,9 +30,15 @@ Json read_sealed(const std::string& path) {
       file.size() <= kLargest, "[checkpoint] ", path, " has ", file.size(),
       " bytes: that is no such file");
   const auto* text = reinterpret_cast<const char*>(file.data());
-  auto object = Json::parse(text, text + file.size(), nullptr, /*allow_exceptions=*/false);
-  const bool fine =
-      object.is_object() && object.contains("crc32c") && object["crc32c"].is_number_unsigned();
+  // What is nested without end can be read, but not written again.
+  bool deep = false;
+  const auto watch = [&](int depth, Json::parse_event_t, Json&) {
+    deep = deep || depth > 16;
+    return !deep;
+  };
+  auto object = Json::parse(text, text + file.size(), watch, /*allow_exceptions=*/false);
+  const bool fine = !deep && object.is_object() && object.contains("crc32c") &&
+                    object["crc32c"].is_number_unsigned();
   TORCH_CHECK_VALUE(
       fine, "[checkpoint] ", path, " is damaged: it is no JSON object with a checksum");
   const auto seal = object["crc32c"].get<uint64_t>();

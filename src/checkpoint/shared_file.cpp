@@ -55,6 +55,7 @@ void SharedFile::sync() const {
 }
 
 void write_text(const std::string& path, const std::string& text) {
+  unlink(path.c_str());  // it may be there, and longer
   const SharedFile file(path);
   file.write(text.data(), std::ssize(text), 0);
   file.sync();

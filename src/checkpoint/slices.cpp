@@ -47,6 +47,10 @@ int64_t place_in_tensor(const TensorSlice& slice, int64_t element) {
 
 }  // namespace
 
+int64_t elements_of(const TensorSlice& slice) {
+  return product(extent(slice));
+}
+
 std::vector<TensorSlice> checked_slices(
     const SlicesOf& slices_of, const std::string& name, at::IntArrayRef shape) {
   if (!slices_of) return {{name, shape.vec(), {}}};

@@ -15,6 +15,9 @@ namespace sherd {
 std::vector<TensorSlice> checked_slices(
     const SlicesOf& slices_of, const std::string& name, at::IntArrayRef shape);
 
+/// How many a slice has.
+int64_t elements_of(const TensorSlice& slice);
+
 /// Elements of a parameter that lie one after another in a tensor, too.
 struct Run {
   const std::string* tensor = nullptr;

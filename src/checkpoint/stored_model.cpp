@@ -52,10 +52,12 @@ std::vector<StoredParameter> stored_parameters(
 FilePlan plan_files(
     const std::vector<StoredParameter>& parameters, std::optional<c10::ScalarType> export_dtype) {
   FilePlan plan;
+  std::map<std::string, int64_t> covered;  // elements of a tensor
   for (const auto& parameter : parameters) {
     const auto main = parameter.pieces[Set::main].scalar_type();
     const auto model = c10::isFloatingType(main) ? export_dtype.value_or(main) : main;
     for (const auto& slice : parameter.slices) {
+      covered[slice.tensor] += elements_of(slice);
       plan.add(Set::model, slice.tensor, model, slice.shape);
       if (model != main) plan.add(Set::main, slice.tensor, main, slice.shape);
       for (const Set set : {Set::first_moment, Set::second_moment}) {
@@ -63,6 +65,12 @@ FilePlan plan_files(
         if (piece.defined()) plan.add(set, slice.tensor, piece.scalar_type(), slice.shape);
       }
     }
+  }
+  for (const auto& [name, tensor] : plan.tensors(Set::model)) {
+    TORCH_CHECK_VALUE(
+        covered[name] == c10::multiply_integers(tensor.shape),
+        "[checkpoint] the slices of tensor '", name, "' have ", covered[name],
+        " elements, but it has ", c10::multiply_integers(tensor.shape));
   }
   plan.place(kLargestFile);
   return plan;

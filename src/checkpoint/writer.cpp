@@ -89,22 +89,31 @@ void UnfinishedFolder::make() const {
       " can't be made: ", std::strerror(errno), ": check the folder");
 }
 
+void UnfinishedFolder::discard() const noexcept {
+  try {
+    remove_checkpoint(path());
+  } catch (const std::exception&) {  // the next save of this name tries again
+  }
+}
+
 void UnfinishedFolder::finish() const {
   sync_folder(path());
-  if (fs::exists(folder)) {
-    // Both names change hands at once: at no instant is there none.
-    const auto swapped =
-        syscall(SYS_renameat2, AT_FDCWD, path().c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE);
-    TORCH_CHECK(
-        swapped == 0, "[checkpoint] ", path(), " can't take the place of ", folder, ": ",
-        std::strerror(errno));
-    remove_checkpoint(path());
-  } else {
+  const auto parent = fs::absolute(folder).lexically_normal().parent_path().string();
+  if (!fs::exists(folder)) {
     TORCH_CHECK(
         rename(path().c_str(), folder.c_str()) == 0, "[checkpoint] ", path(),
         " can't be renamed to ", folder, ": ", std::strerror(errno));
+    sync_folder(parent);
+    return;
   }
-  sync_folder(fs::absolute(folder).lexically_normal().parent_path().string());
+  // Both names change hands at once: at no instant is there none.
+  const auto swapped =
+      syscall(SYS_renameat2, AT_FDCWD, path().c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE);
+  TORCH_CHECK(
+      swapped == 0, "[checkpoint] ", path(), " can't take the place of ", folder, ": ",
+      std::strerror(errno));
+  sync_folder(parent);
+  discard();  // the one that was there
 }
 
 Json state_of(
@@ -114,7 +123,14 @@ Json state_of(
     const Json& texts,
     const std::optional<AdamW::Progress>& progress) {
   Json state{{"format", "sherd"}, {"version", 1}};
-  for (const auto& [name, number] : numbers) state[name] = number;
+  for (const auto& [name, number] : numbers) {
+    for (const char* taken :
+         {"format", "version", "ranks", "files", "texts", "optimizer", "crc32c"}) {
+      TORCH_CHECK_VALUE(
+          name != taken, "[checkpoint] a number can't be called '", name, "': state.json has that");
+    }
+    state[name] = number;
+  }
   state["ranks"] = ranks;
   state["files"] = files;
   state["texts"] = texts;

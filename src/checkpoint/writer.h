@@ -11,11 +11,17 @@ namespace sherd {
 
 /// A checkpoint's folder while it is being written.
 struct UnfinishedFolder {
+  UnfinishedFolder() = default;
+  explicit UnfinishedFolder(std::string name) : folder(std::move(name)) {
+    while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  }
   std::string folder;  ///< that it will be
   std::string path() const { return folder + ".part"; }
 
   /// Makes it, empty. One rank.
   void make() const;
+  /// Removes it, if it can.
+  void discard() const noexcept;
   /// Takes the place of what is there. One rank, when all have written.
   void finish() const;
 };

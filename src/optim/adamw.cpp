@@ -256,7 +256,13 @@ AdamW::Progress AdamW::progress() const {
 void AdamW::set_progress(const Progress& progress) {
   state_->field(control::step).fill_(static_cast<double>(progress.updates));
   state_->field(control::healthy).fill_(static_cast<double>(progress.healthy));
-  if (state_->options.scaling) state_->field(control::scale).fill_(progress.loss_scale);
+  TORCH_CHECK_VALUE(
+      progress.updates >= 0 && progress.healthy >= 0, "[optim] AdamW can't have made ",
+      progress.updates, " updates, ", progress.healthy, " since its scale was changed");
+  // 1: what went before had none.
+  if (state_->options.scaling && progress.loss_scale > 1) {
+    state_->field(control::scale).fill_(progress.loss_scale);
+  }
 }
 const std::vector<AdamW::Moments>& AdamW::moments() const {
   return state_->moments;

@@ -63,7 +63,15 @@ Checkpoints::Place Checkpoints::resume() {
     if (newest < 0) return {};
     folder = folder_of(newest);
   }
-  const auto state = load(model_, &optimizer_, folder, {.slices = slices_of(model_)});
+  LoadedState state;
+  try {
+    state = load(model_, &optimizer_, folder, {.slices = slices_of(model_)});
+  } catch (const c10::ValueError& error) {
+    TORCH_CHECK_VALUE(
+        train_.resume != "auto", error.what_without_backtrace(), ": remove ", folder,
+        " to go on from the checkpoint before it, or set train.resume");
+    throw;
+  }
   const auto number = [&](const char* name) {
     const auto found = state.numbers.find(name);
     TORCH_CHECK_VALUE(
@@ -75,6 +83,9 @@ Checkpoints::Place Checkpoints::resume() {
   TORCH_CHECK_VALUE(
       place.step <= train_.steps, "[train] ", folder, " has step ", place.step,
       ", but train.steps = ", train_.steps, ": give more steps, or train.resume = \"none\"");
+  if (number("seed") != train_.seed) {
+    say_("train.seed was " + std::to_string(number("seed")) + ": the order of the samples changes");
+  }
   say_("goes on from " + folder);
   return place;
 }
@@ -107,10 +118,11 @@ bool Checkpoints::attempt(const std::function<void()>& action) {
 bool Checkpoints::save(const Place& place) {
   const auto folder = folder_of(place.step);
   if (in_background_) {
-    const bool before = finish();
-    return attempt([&] { background_.begin(model_, &optimizer_, folder, options(place)); }) &&
-           before;
+    finish();
+    saving_ = place.step;
+    return attempt([&] { background_.begin(model_, &optimizer_, folder, options(place)); });
   }
+  saving_ = place.step;
   const bool done = attempt([&] { sherd::save(model_, &optimizer_, folder, options(place)); });
   if (done) remove_old();
   return done;
@@ -133,9 +145,11 @@ bool Checkpoints::finish() {
 void Checkpoints::remove_old() const {
   if (train_.keep == 0 || world_.rank() != 0) return;
   try {
-    keep_newest(train_.out, train_.keep);
+    keep_newest(train_.out, train_.keep, saving_);
   } catch (const c10::Error& error) {
     say_(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    say_(error.what());
   }
 }
 

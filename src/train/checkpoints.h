@@ -63,6 +63,7 @@ class Checkpoints {
   AdamW& optimizer_;
   Say say_;
   bool in_background_;
+  int64_t saving_ = 0;  // the step of the last one
   BackgroundSave background_;
 };
 

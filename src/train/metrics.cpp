@@ -115,7 +115,10 @@ MetricsFile::MetricsFile(const std::string& path, int64_t step) : path_(path) {
 
 void MetricsFile::add(const StepMetrics& metrics) {
   file_ << metrics.json() << '\n' << std::flush;
-  TORCH_CHECK(file_, "[train] ", path_, " can't be written: check the disk");
+  if (file_) return;
+  // A disk that is full for a while must not end the training.
+  TORCH_WARN_ONCE("[train] ", path_, " can't be written: check the disk");
+  file_.clear();
 }
 
 }  // namespace sherd

@@ -17,7 +17,8 @@ struct SmallBlockImpl : torch::nn::Module {
   SmallBlockImpl() {
     linear = register_module("linear", Linear(7, 5));
     factor = register_parameter("factor", at::full({}, 0.5));
-    frozen = register_parameter("frozen", at::tensor({0.25F, -1.5F, 3.0F}), /*requires_grad=*/false);
+    frozen =
+        register_parameter("frozen", at::tensor({0.25F, -1.5F, 3.0F}), /*requires_grad=*/false);
   }
   at::Tensor forward(const at::Tensor& x) { return linear(x) * factor + frozen.sum(); }
   Linear linear{nullptr};

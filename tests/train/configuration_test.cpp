@@ -100,7 +100,7 @@ TEST_F(ConfigurationTest, MisspeltKeysAreNamedWithTheNearestOne) {
   expect_problem(
       kWhole,
       "--set optim.rate=1:1: optim.rate = 1: there is no such key; there are name, lr, betas, eps, "
-      "weight_decay, clip, schedule, warmup",
+      "weight_decay, decay, clip, schedule, warmup",
       {"optim.rate=1"});
 }
 
@@ -110,7 +110,7 @@ TEST_F(ConfigurationTest, EveryProblemHasItsLine) {
       "[optim]\nbetas = [0.9, 1.0]\nlr = -1\nclip = nan\nname = \"sgd\"\n[modle]\ndim = 3");
   const std::vector<std::string> expected{
       "run.toml:2: model.dim = \"wide\": it must be a whole number",
-      "run.toml:3: model.layers = 0: it must be at least 1",
+      "run.toml:3: model.layers = 0: it must be at least 1 and at most 65536",
       "run.toml:4: model.heads = 2.5: it must be a whole number",
       "run.toml:7: data.shuffle = 1: it must be true or false",
       "run.toml:12: optim.name = \"sgd\": it must be one of \"adamw\"",

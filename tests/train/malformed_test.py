@@ -80,6 +80,23 @@ def images(data):
     return make
 
 
+def indexed(text):
+    def make(place):
+        model()(place)
+        (place / "model/model.safetensors.index.json").write_text(text)
+    return make
+
+
+def pipe(place):
+    os.mkfifo(place / "pipe")
+    (place / "run.toml").write_text(FINE.replace("story.txt", "pipe"))
+
+
+def file_in_the_way(place):
+    (place / "out").write_text("not a folder")
+    (place / "run.toml").write_text(FINE)
+
+
 # What is made, and words of the error.
 CASES = {
     "no TOML": (configuration("[model\ndim = 3"), ["run.toml:1"]),
@@ -122,6 +139,20 @@ CASES = {
     "a weight that is missing": (model(weights=without("model.norm.weight")), ["no tensor 'model.norm.weight'"]),
     "a weight of another shape": (model(config=changed(vocab_size=255)), ["model.embed_tokens.weight", "shape"]),
     "a header that is too long": (model(weights=b"\xff" * 64), ["its header should have"]),
+    "weights that nobody needs": (model(weights=safetensors({**WEIGHTS, "model.layers.1.x": [2]})), ["model.layers.1.x", "no place"]),
+    "an index without files": (indexed('{"weight_map": {}}'), ["weight_map is empty"]),
+    "an index that leaves the folder": (indexed('{"weight_map": {"a": "../a"}}'), ["in the same folder"]),
+    "a value as deep as it is long": (model(config=json.dumps(changed(hidden_act=1)).replace("1}", "[" * 9999 + "]" * 9999 + "}")),
+                                      ["hidden_act = […]"]),
+    "the folder of a relative": (model(config=changed(model_type="mistral")), ["mistral"]),
+    "rotary parameters of another kind": (model(config=changed(rope_parameters={"rope_type": "yarn"})), ["yarn"]),
+    "a pipe for a text": (pipe, ["no regular file"]),
+    "a file where the results go": (file_in_the_way, ["train.out = out"]),
+    "a batch beyond all bounds": (configuration(FINE.replace("seq", "batch = 4611686018427387904\nseq")), ["data.batch", "at most"]),
+    "experts of an odd width": (kind("moe", "ffn = 30"), ["model.ffn = 30", "multiple of 8"]),
+    "strategies that do not go together": (
+        configuration(FINE + '[shard]\nouter = 2\nstrategy = "no_shard"\nouter_strategy = "optim"\n'), ["shard.outer_strategy"]),
+    "a checkpoint that is not there": (configuration(FINE + 'resume = "nowhere"\n'), ["nowhere", "state.json"]),
     "a header that is a list": (model(weights=safetensors({}, header=[])), ["no JSON object"]),
 }
 

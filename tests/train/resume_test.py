@@ -15,10 +15,10 @@ STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
 STEPS, SAMPLES = 90, 4  # samples of a step, on all ranks together
 
 
-def command(sherd, place, out, ranks):
+def command(sherd, place, out, ranks, save="foreground"):
     settings = {"data.text": STORY, "data.seq": 32, "data.batch": SAMPLES // ranks, "model.dim": 32, "model.layers": 2,
                 "model.heads": 2, "optim.lr": 3e-3, "optim.clip": 1.0, "train.steps": STEPS, "train.out": f"{place}/{out}",
-                "train.save_every": 3, "train.keep": 2, "device.kind": "cpu"}
+                "train.save_every": 3, "train.keep": 2, "train.save": save, "device.kind": "cpu"}
     return [sherd, "train", f"{place}/empty.toml", "--ranks", str(ranks), *(f"--set={k}={v}" for k, v in settings.items())]
 
 
@@ -44,11 +44,11 @@ def main():
         pathlib.Path(f"{place}/empty.toml").write_text("")
         subprocess.run(command(sherd, place, "whole", 2), check=True, stdout=subprocess.DEVNULL, env=environment)
         expected = metrics(place, "whole")
-        for worlds in ((2,), (1, 2, 4)):
+        for worlds, save in (((2,), "foreground"), ((1, 2, 4), "background")):
             out = f"killed{len(worlds)}"
             resumed = set()
             for _ in range(kills):
-                with subprocess.Popen(command(sherd, place, out, random.choice(worlds)), stdout=subprocess.PIPE, text=True,
+                with subprocess.Popen(command(sherd, place, out, random.choice(worlds), save), stdout=subprocess.PIPE, text=True,
                                       stderr=subprocess.DEVNULL, env=environment, start_new_session=True) as process:
                     left = random.randint(1, 2 * STEPS // kills)  # steps, then at any moment of the next ones
                     for line in process.stdout:
@@ -59,7 +59,7 @@ def main():
                             break
                     time.sleep(random.uniform(0, 0.05))
                     kill(process)
-            subprocess.run(command(sherd, place, out, random.choice(worlds)), check=True, stdout=subprocess.DEVNULL,
+            subprocess.run(command(sherd, place, out, random.choice(worlds), save), check=True, stdout=subprocess.DEVNULL,
                            env=environment)
             got = metrics(place, out)
             assert [step["step"] for step in got] == list(range(1, STEPS + 1)), [step["step"] for step in got]

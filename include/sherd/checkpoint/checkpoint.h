@@ -149,9 +149,9 @@ SHERD_API std::vector<std::pair<int64_t, std::string>> find_checkpoints(const st
 SHERD_API std::optional<std::string> why_not_whole(const std::string& folder);
 /// Removes a folder and the files in it.
 SHERD_API void remove_checkpoint(const std::string& folder);
-/// Removes all but the newest `keep` checkpoints of a folder, and what crashes have left of older
-/// ones.
-SHERD_API void keep_newest(const std::string& folder, int64_t keep);
+/// Of the checkpoints of a folder up to step `newest`, removes all but the last `keep`, and what
+/// crashes have left of older ones. Later steps are another run's.
+SHERD_API void keep_newest(const std::string& folder, int64_t keep, int64_t newest);
 
 /// Reads every byte of a checkpoint and throws, naming the file, where one is not what was written.
 SHERD_API void verify_checkpoint(const std::string& folder);

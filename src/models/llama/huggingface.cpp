@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -100,8 +101,12 @@ class Config {
     TORCH_CHECK_VALUE(optional, "[model.from] ", path_, " has no ", key);
     return nullptr;
   }
+  /// Without what is inside of what is inside: it may be as deep as the file is long.
   static std::string shown(const Json& value) {
-    return value.is_structured() ? (value.is_array() ? "[…]" : "{…}") : value.dump().substr(0, 60);
+    const bool deep = std::any_of(value.begin(), value.end(), [&](const Json& one) {
+      return value.is_structured() && one.is_structured();
+    });
+    return deep ? (value.is_array() ? "[…]" : "{…}") : value.dump().substr(0, 60);
   }
 
   Json json_;
