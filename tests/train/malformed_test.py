@@ -142,7 +142,7 @@ CASES = {
     "weights that nobody needs": (model(weights=safetensors({**WEIGHTS, "model.layers.1.x": [2]})), ["model.layers.1.x", "no place"]),
     "an index without files": (indexed('{"weight_map": {}}'), ["weight_map is empty"]),
     "an index that leaves the folder": (indexed('{"weight_map": {"a": "../a"}}'), ["in the same folder"]),
-    "a value as deep as it is long": (model(config=json.dumps(changed(hidden_act=1)).replace("1}", "[" * 9999 + "]" * 9999 + "}")),
+    "a value as deep as it is long": (model(config=json.dumps(changed(hidden_act="x")).replace('"x"', "[" * 9999 + "]" * 9999)),
                                       ["hidden_act = […]"]),
     "the folder of a relative": (model(config=changed(model_type="mistral")), ["mistral"]),
     "rotary parameters of another kind": (model(config=changed(rope_parameters={"rope_type": "yarn"})), ["yarn"]),
