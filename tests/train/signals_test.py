@@ -35,6 +35,9 @@ def stops_cleanly(sherd, which, ranks):
         steps = [json.loads(line)["step"] for line in (place / "out/metrics.jsonl").read_text().splitlines()]
         assert steps == list(range(1, len(steps) + 1)), steps
         assert f"stopped by a signal after step {steps[-1]}" in rest, rest
+        saved = place / f"out/step-{steps[-1]}"
+        subprocess.run([sherd, "checkpoint", "verify", str(saved)], check=True, timeout=60, stdout=subprocess.DEVNULL)
+        assert json.loads((saved / "state.json").read_text())["step"] == steps[-1]
         assert (place / "out/report.html").read_text().endswith("</html>\n")
 
 
