@@ -3,7 +3,11 @@
 #include <exception>
 #include <iostream>
 
+#include "bench_command.h"
 #include "checkpoint_command.h"
+#include "network_command.h"
+#include "plan_command.h"
+#include "rehearse_command.h"
 #include "sherd/version.h"
 #include "tokenize_command.h"
 #include "train_command.h"
@@ -14,6 +18,10 @@ int main(int argc, char** argv) try {
   auto* version =
       app.add_subcommand("version", "Print the versions of Sherd and what it stands on");
   const sherd::app::TrainCommand train(app);
+  const sherd::app::PlanCommand plan(app);
+  const sherd::app::RehearseCommand rehearse(app);
+  const sherd::app::NetworkCommand network(app);
+  const sherd::app::BenchCommand bench(app);
   const sherd::app::TokenizeCommand tokenize(app);
   const sherd::app::CheckpointCommand checkpoint(app);
   try {
@@ -23,6 +31,10 @@ int main(int argc, char** argv) try {
   }
   if (version->parsed()) std::cout << sherd::version_text();
   if (train.parsed()) return train.run(argv);
+  if (plan.parsed()) return plan.run();
+  if (rehearse.parsed()) return rehearse.run();
+  if (network.parsed()) return network.run(argv);
+  if (bench.parsed()) return bench.run();
   if (tokenize.parsed()) return tokenize.run();
   if (checkpoint.parsed()) return checkpoint.run();
   return 0;

@@ -18,6 +18,7 @@
 #include "comm/backends.h"
 #include "comm/nccl_group.h"
 #include "comm/streams.h"
+#include "comm/symmetric.h"
 
 namespace sherd {
 namespace {
@@ -42,7 +43,7 @@ at::Tensor movable(const at::Tensor& tensor) {
   return nccl_knows(tensor.scalar_type()) ? flat : flat.view(at::kByte);
 }
 
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public Communicator, public HasWindows {
  public:
   NcclCommunicator(
       c10::intrusive_ptr<NcclGroup> group,
@@ -61,6 +62,8 @@ class NcclCommunicator final : public Communicator {
         token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
 
   ~NcclCommunicator() override {
+    // While the watch limits the wait. An abort ends windows, too; a borrowed group lives on.
+    if (borrowed_ || std::uncaught_exceptions() == 0) windows_->close();
     watch_->stop();
     if (borrowed_ || keeper_->gave_up()) return;
     // A clean end waits for what is under way; with an exception on its way, peers may never join
@@ -78,6 +81,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   std::string backend() const override { return "nccl"; }
+  const std::shared_ptr<Windows>& windows() const override { return windows_; }
 
  private:
   /// Calls `issue` with the operation's stream as the current one; NCCL then runs on that stream
@@ -275,8 +279,12 @@ class NcclCommunicator final : public Communicator {
   c10::Device device_;
   WorldOptions options_;
   bool borrowed_;  // the group is the caller's, and so is closing it
-  std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_);
+  std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_, device_);
   std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(keeper_);
+  std::shared_ptr<Windows> windows_ =
+      std::make_shared<Windows>(device_, [group = group_, keeper = keeper_] {
+        return keeper->gave_up() ? nullptr : reinterpret_cast<ncclComm_t>(group->getCommPtr());
+      });
   c10::Stream stream_;
   at::Tensor token_;  // what a barrier reduces
   int64_t splits_ = 0;

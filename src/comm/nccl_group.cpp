@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl_group.h"
 
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/util/StringUtil.h>
 #include <nccl.h>
 
@@ -30,6 +31,8 @@ c10::intrusive_ptr<NcclGroup::Options> group_options(
 
 std::string GroupKeeper::failure() {
   if (given_up_) return "given up before";
+  // c10d finds its communicator by the calling thread's device; the watch's own has none yet.
+  const c10::cuda::CUDAGuard guard(device_);
   // c10d learns of such errors too, but keeps them to its log.
   auto* comm = reinterpret_cast<ncclComm_t>(group_->getCommPtr());
   ncclResult_t state = ncclSuccess;

@@ -26,7 +26,8 @@ c10::intrusive_ptr<NcclGroup::Options> group_options(
 /// Asks NCCL for a group's errors, and aborts it.
 class GroupKeeper final : public StreamKeeper {
  public:
-  explicit GroupKeeper(c10::intrusive_ptr<NcclGroup> group) : group_(std::move(group)) {}
+  GroupKeeper(c10::intrusive_ptr<NcclGroup> group, c10::Device device)
+      : group_(std::move(group)), device_(device) {}
 
   std::string failure() override;
   void give_up() override;
@@ -34,6 +35,7 @@ class GroupKeeper final : public StreamKeeper {
 
  private:
   c10::intrusive_ptr<NcclGroup> group_;
+  c10::Device device_;
   std::atomic<bool> given_up_{false};
 };
 

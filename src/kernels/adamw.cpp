@@ -9,6 +9,7 @@
 #include "kernels/adamw_math.h"
 #include "kernels/deposit_types.h"
 #include "kernels/every_cpu.h"
+#include "kernels/meta_target.h"
 
 namespace sherd {
 namespace {
@@ -122,7 +123,7 @@ AdamWPass::AdamWPass(const std::vector<AdamWTensors>& tensors) : tensors_(tensor
          one.second.mutable_data_ptr(),
          one.model.defined() ? one.model.mutable_data_ptr() : nullptr, count, one.settings});
   }
-  if (!device_.is_cuda()) return;
+  if (!needs_device_tables(device_)) return;
   for (auto& batch : batches_) {
     std::vector<int64_t> counts;
     for (const auto& run : batch.runs) counts.push_back(run.count);
@@ -131,6 +132,16 @@ AdamWPass::AdamWPass(const std::vector<AdamWTensors>& tensors) : tensors_(tensor
     batch.device_runs = on_device(batch.runs, device_);
     batch.device_chunks = on_device(chunks, device_);
   }
+}
+
+int64_t AdamWPass::bytes() const {
+  int64_t sum = 0;
+  for (const auto& batch : batches_) {
+    for (const auto* table : {&batch.device_runs, &batch.device_chunks}) {
+      if (table->defined()) sum += static_cast<int64_t>(table->nbytes());
+    }
+  }
+  return sum;
 }
 
 void AdamWPass::run(const at::Tensor& fields) const {

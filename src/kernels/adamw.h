@@ -67,6 +67,8 @@ class AdamWPass {
   /// Weights, gradients and model weights of fp32, bf16 or fp16; moments of fp32 or bf16.
   explicit AdamWPass(const std::vector<AdamWTensors>& tensors);
   void run(const at::Tensor& fields) const;
+  /// Of its tables.
+  int64_t bytes() const;
 
   struct Run {
     void* weight = nullptr;

@@ -36,6 +36,7 @@ bool can_deposit(c10::ScalarType dtype) {
 }
 
 void deposit(std::span<const Deposit> deposits, const DepositKind& kind, c10::Device device) {
+  if (device.is_meta()) return;
   if (device.is_cuda()) return deposit_on_cuda(deposits, kind, device);
   with_deposit_type(kind.target, [&](auto target) {
     with_deposit_type(kind.source, [&](auto source) {

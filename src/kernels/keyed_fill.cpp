@@ -7,6 +7,7 @@
 namespace sherd {
 
 void fill_keyed(const KeyedRun& run, c10::Device device) {
+  if (device.is_meta()) return;
   if (device.is_cuda()) return fill_keyed_on_cuda(run, device);
   with_deposit_type(run.dtype, [&](auto type) {
     auto* target = static_cast<decltype(type)*>(run.data);

@@ -7,6 +7,7 @@
 
 #include "kernels/deposit_types.h"
 #include "kernels/measure_math.h"
+#include "kernels/meta_target.h"
 
 namespace sherd {
 namespace {
@@ -44,7 +45,7 @@ Measurement::Measurement(const std::vector<at::Tensor>& tensors) : tensors_(tens
         {tensor.numel() > 0 ? tensor.const_data_ptr() : nullptr, tensor.numel(),
          static_cast<int32_t>(tensor.scalar_type())});
   }
-  if (!device_.is_cuda()) return;
+  if (!needs_device_tables(device_)) return;
   std::vector<Chunk> chunks;
   for (size_t i = 0; i < runs_.size(); ++i) {
     auto mine = chunks_of({&counts[i], 1});
@@ -63,12 +64,21 @@ Measurement::Measurement(const std::vector<at::Tensor>& tensors) : tensors_(tens
   arrived_ = at::zeros({std::ssize(runs_)}, at::TensorOptions().dtype(at::kInt).device(device_));
 }
 
+int64_t Measurement::bytes() const {
+  int64_t sum = 0;
+  for (const auto* table : {&device_runs_, &device_chunks_, &partial_, &arrived_}) {
+    if (table->defined()) sum += static_cast<int64_t>(table->nbytes());
+  }
+  return sum;
+}
+
 void Measurement::run(const at::Tensor& sums) const {
   TORCH_INTERNAL_ASSERT(sums.numel() == std::ssize(runs_) && sums.scalar_type() == at::kDouble);
   run(sums.mutable_data_ptr<double>(), nullptr, {});
 }
 
 void Measurement::run(double* sums, Watched* watched, const Look& look) const {
+  if (device_.is_meta()) return;
   if (device_.is_cuda()) return measure_on_cuda(*this, sums, watched, look);
   for (size_t i = 0; i < runs_.size(); ++i) {
     with_deposit_type(tensors_[i].scalar_type(), [&](auto type) {

@@ -41,6 +41,8 @@ class Measurement {
   void run(const at::Tensor& sums) const;
   /// The same, and what it says about the tensors goes to `watched`, which has one for each.
   void run(double* sums, Watched* watched, const Look& look) const;
+  /// Of its tables.
+  int64_t bytes() const;
 
  private:
   friend void measure_on_cuda(

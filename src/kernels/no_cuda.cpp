@@ -2,11 +2,16 @@
 #include <c10/util/Exception.h>
 
 #include "kernels/adamw.h"
+#include "kernels/cross_entropy.h"
 #include "kernels/deposit.h"
+#include "kernels/embedding.h"
 #include "kernels/keyed_fill.h"
 #include "kernels/measure.h"
 #include "kernels/occupy.h"
 #include "kernels/repeat.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/swiglu.h"
 
 namespace sherd {
 namespace {
@@ -39,6 +44,33 @@ void measure_on_cuda(const Measurement&, double*, Watched*, const Look&) {
   refuse();
 }
 void repeat_on_cuda(void*, const void*, int64_t, int64_t, c10::Device) {
+  refuse();
+}
+void rms_norm_forward_on_cuda(const RmsNormForward&) {
+  refuse();
+}
+void rms_norm_backward_on_cuda(const RmsNormBackward&) {
+  refuse();
+}
+void rope_on_cuda(const RopeWork&) {
+  refuse();
+}
+void swiglu_forward_on_cuda(const at::Tensor&, const at::Tensor&) {
+  refuse();
+}
+void swiglu_backward_on_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  refuse();
+}
+void cross_entropy_forward_on_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool) {
+  refuse();
+}
+void cross_entropy_backward_on_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  refuse();
+}
+void embedding_gradient_on_cuda(const EmbeddingGradient&, const at::Tensor&, const at::Tensor&) {
   refuse();
 }
 

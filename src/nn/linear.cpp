@@ -1,38 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/nn/linear.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
 
-#include "sherd/shard/fully_shard.h"
+#include "nn/weight_gradient.h"
 
 namespace sherd {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// G = dYᵀ · X, or that much more.
-void write_weight_gradient(
-    const GradientTarget& target, const at::Tensor& gradient, const at::Tensor& input) {
-  auto buffer = target.buffer;
-  const auto dtype = buffer.scalar_type();
-  const double beta = target.overwrite ? 0 : 1;
-  if (dtype == input.scalar_type() && target.overwrite) {
-    at::mm_out(buffer, gradient.t(), input);
-  } else if (dtype == input.scalar_type()) {
-    at::addmm_out(buffer, buffer, gradient.t(), input, beta, 1);
-  } else if (buffer.is_cuda() && dtype == at::kFloat) {
-    // One product of 16-bit operands that accumulates in fp32.
-    at::addmm_out(buffer, buffer, gradient.t(), input, dtype, beta, 1);
-  } else {
-    at::addmm_out(buffer, buffer, gradient.to(dtype).t(), input.to(dtype), beta, 1);
-  }
-}
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(
@@ -42,6 +22,11 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       const std::optional<at::Tensor>& bias) {
     context->save_for_backward({input, weight});
     context->saved_data["bias"] = bias.has_value();
+    if (input.is_meta()) {  // autocasting does not know it
+      const auto dtype = product_dtype(input);
+      return at::linear(
+          input.to(dtype), weight.to(dtype), bias ? std::optional(bias->to(dtype)) : bias);
+    }
     return at::linear(input, weight, bias);
   }
 
@@ -59,12 +44,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     at::Tensor bias_gradient;
     if (context->needs_input_grad(0)) input_gradient = gradient.matmul(weight.to(dtype));
     if (context->needs_input_grad(1)) {
-      const auto flat_input = input.reshape({-1, input.size(-1)});
-      if (const auto target = gradient_target(weight)) {
-        write_weight_gradient(*target, flat_gradient, flat_input);
-      } else {
-        weight_gradient = at::mm(flat_gradient.t(), flat_input);
-      }
+      weight_gradient =
+          sherd::weight_gradient(weight, flat_gradient, input.reshape({-1, input.size(-1)}));
     }
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
       bias_gradient = flat_gradient.sum(0);

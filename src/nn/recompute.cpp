@@ -92,6 +92,10 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 }  // namespace
 
+bool recomputing() {
+  return replayed_region() != nullptr;
+}
+
 std::vector<at::Tensor> recompute_all(
     const TensorFunction& function, const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled()) return function(inputs);

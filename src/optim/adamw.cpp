@@ -267,6 +267,11 @@ void AdamW::set_progress(const Progress& progress) {
 const std::vector<AdamW::Moments>& AdamW::moments() const {
   return state_->moments;
 }
+int64_t AdamW::control_bytes() const {
+  const auto& state = *state_;
+  return state.pass.bytes() + state.measurement.bytes() +
+         static_cast<int64_t>(state.fields.nbytes() + state.sums.nbytes() + state.totals.nbytes());
+}
 int64_t AdamW::allocated_bytes() const {
   int64_t bytes = 0;
   for (const auto& storage : state_->storages) bytes += static_cast<int64_t>(storage.nbytes());

@@ -5,6 +5,12 @@
 
 namespace sherd {
 
+/// Slots, and groups in them, begin on multiples of this.
+inline int64_t aligned_slot(int64_t bytes) {
+  constexpr int64_t kAlignment = 256;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 // What follows from a group's placement: which collectives it needs, and how large its parts are.
 
 inline bool is_sharded(const GroupSpec& group, Role role, AxisKind axis) {

@@ -4,21 +4,19 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "plan/arena.h"
 #include "plan/group_shape.h"
+#include "plan/lifetimes.h"
 #include "plan/proof.h"
 #include "plan/section_builder.h"
-#include "plan/slot_colouring.h"
 #include "plan/text.h"
 #include "plan/unit_tree.h"
 
 namespace sherd {
 namespace {
 
-constexpr int64_t kSlotAlignment = 256;
-
-int64_t aligned(int64_t bytes) {
-  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
-}
+constexpr const char* kStageReduce = "stage.reduce";
+constexpr const char* kStageOuter = "stage.outer";
 
 size_t bits(const ForwardFlags& flags) {
   return static_cast<size_t>(flags.changed) | static_cast<size_t>(flags.train) << 1 |
@@ -38,125 +36,75 @@ BackwardFlags backward_flags(size_t bits) {
   return {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
 }
 
-/// Where the groups of a unit lie in its slots, and how much they need.
-struct Needs {
-  std::vector<Place> places;
-  std::vector<int64_t> parameters;  // bytes, by unit
-  std::vector<int64_t> gradients;
-  int64_t stage_reduce = 0;
-  int64_t stage_outer = 0;
-};
-
-Needs needs_of(const std::vector<UnitSpec>& units) {
-  Needs needs;
-  for (const auto& unit : units) {
-    Place place;
-    int64_t parameters = 0;
-    int64_t gradients = 0;
-    for (const auto& group : unit.groups) {
-      place.parameter_offsets.push_back(parameters);
-      place.gradient_offsets.push_back(gradients);
-      if (gathers_inner(group)) parameters += aligned(group.elements * group.bytes.model);
-      if (!group.trainable) continue;
-      if (gradient_sharded(group)) gradients += aligned(group.elements * group.bytes.reduce);
-      if (group.reduces_in_place) continue;
-      if (!gradient_sharded(group)) {
-        needs.stage_reduce =
-            std::max(needs.stage_reduce, aligned(group.elements * group.bytes.reduce));
-      }
-      if (group.has_outer && !gradient_sharded_outer(group)) {
-        const int64_t part = inner_part(group, Role::optimizer);
-        needs.stage_outer = std::max(needs.stage_outer, aligned(part * group.bytes.reduce));
-      }
-    }
-    needs.places.push_back(std::move(place));
-    needs.parameters.push_back(parameters);
-    needs.gradients.push_back(gradients);
+/// A slot of its own for every buffer, one after the other.
+std::vector<int64_t> apart(const std::vector<int64_t>& bytes) {
+  std::vector<int64_t> offsets;
+  int64_t next = 0;
+  for (const int64_t size : bytes) {
+    offsets.push_back(size > 0 ? next : kNone);
+    next += size;
   }
-  return needs;
+  return offsets;
 }
 
-/// When each unit needs a slot for its parameters (from its gather to its release) and for its
-/// gradients. A gradient slot stays taken until the next unit's gradients are complete: its
-/// reduction runs meanwhile.
-struct Lifetimes {
-  std::vector<Lifetime> parameters;
-  std::vector<Lifetime> gradients;
-};
-
-void collect(const Section& section, int32_t number, bool forward, size_t units, Lifetimes& all) {
-  std::vector<int32_t> gathered(units, kNone);
-  std::vector<int32_t> opened(units, kNone);
-  std::vector<Lifetime> waiting;  // gradients under reduction
-  const auto last = static_cast<int32_t>(section.instructions.size()) - 1;
-  std::vector<bool> touched(units);
-  for (int32_t i = 0; i <= last; ++i) {
-    const auto& instruction = section.instructions[static_cast<size_t>(i)];
-    if (instruction.unit == kNone) continue;
-    const auto unit = static_cast<size_t>(instruction.unit);
-    const bool uses_slot = instruction.slot != kNone;
-    switch (instruction.action) {
-      case Action::gather:
-        if (gathered[unit] == kNone) gathered[unit] = i;
-        touched[unit] = true;
-        break;
-      case Action::wait:  // kept since an earlier section
-        if (uses_slot && gathered[unit] == kNone) gathered[unit] = touched[unit] ? i : 0;
-        touched[unit] = true;
-        break;
-      case Action::release:
-        all.parameters.push_back({instruction.unit, number, gathered[unit], i});
-        gathered[unit] = kNone;
-        break;
-      case Action::open: opened[unit] = i; break;
-      case Action::compute:
-        if (forward || instruction.signals == kNone) break;
-        for (auto& lifetime : waiting) {
-          lifetime.end = i;
-          all.gradients.push_back(lifetime);
-        }
-        waiting.clear();
-        if (opened[unit] != kNone)
-          waiting.push_back({instruction.unit, number, opened[unit], last});
-        break;
-      default: break;
-    }
+/// Where buffers lie in a program with the same units.
+std::vector<int64_t> offsets_in(const Program& program, const ArenaBuffers& buffers) {
+  std::vector<int64_t> offsets(buffers.bytes().size(), kNone);
+  const auto keep = [&](int32_t buffer, int32_t slot) {
+    if (slot == kNone) return;
+    offsets[static_cast<size_t>(buffer)] = program.slots()[static_cast<size_t>(slot)].offset;
+  };
+  for (int32_t unit = 0; unit < std::ssize(program.units()); ++unit) {
+    keep(buffers.parameters(unit), program.place(unit).parameters);
+    keep(buffers.gradients(unit), program.place(unit).gradients);
   }
-  for (const auto& lifetime : waiting) all.gradients.push_back(lifetime);
-  for (size_t unit = 0; unit < units; ++unit) {
-    if (gathered[unit] == kNone) continue;
-    all.parameters.push_back({static_cast<int32_t>(unit), number, gathered[unit], last});
+  for (int32_t slot = 0; slot < std::ssize(program.slots()); ++slot) {
+    const auto& name = program.slots()[static_cast<size_t>(slot)].name;
+    if (name == kStageReduce) keep(buffers.stage_reduce(), slot);
+    if (name == kStageOuter) keep(buffers.stage_outer(), slot);
   }
+  return offsets;
 }
 
-int32_t add_slot(std::vector<Slot>& slots, std::string name, int64_t bytes) {
-  const int64_t offset = slots.empty() ? 0 : slots.back().offset + slots.back().bytes;
-  slots.push_back({std::move(name), offset, bytes});
-  return static_cast<int32_t>(slots.size()) - 1;
-}
-
-/// One slot per colour, as large as the largest of its units.
-void add_slots(
-    std::vector<Slot>& slots,
-    const char* kind,
-    const std::vector<int32_t>& colours,
-    const std::vector<int64_t>& bytes,
-    std::vector<Place>& places,
-    int32_t Place::*member) {
-  const int32_t count = colours.empty() ? 0 : *std::max_element(colours.begin(), colours.end()) + 1;
-  for (int32_t colour = 0; colour < count; ++colour) {
-    int64_t most = 0;
-    for (size_t unit = 0; unit < colours.size(); ++unit) {
-      if (colours[unit] == colour) most = std::max(most, bytes[unit]);
+// Note [When parameters and gradients share bytes]
+// A gather into bytes that had gradients waits for their reduction. Apart, it never does, so that
+// is what is tried first: parameters below, gradients above. Where that takes noticeably more than
+// is in use at once (a large embedding, whose parameters are needed at one end of a step and whose
+// gradients at another), they share. Their lifetimes end a whole unit after the reduction has
+// begun, so a gather stands still only where computing would soon do so anyway.
+ArenaPlan arena_of(const ArenaBuffers& buffers, const std::vector<Lifetime>& lifetimes) {
+  constexpr double kNoticeable = 1.05;
+  auto together = plan_arena(buffers.bytes(), lifetimes);
+  const auto first_gradient = buffers.gradients(0);
+  const auto only = [&](bool gradients) {
+    auto bytes = buffers.bytes();
+    for (int32_t buffer = 0; buffer < std::ssize(bytes); ++buffer) {
+      if ((buffer >= first_gradient) != gradients) bytes[static_cast<size_t>(buffer)] = 0;
     }
-    const int32_t slot = add_slot(slots, text(kind, ".", colour), most);
-    for (size_t unit = 0; unit < colours.size(); ++unit) {
-      if (colours[unit] == colour) places[unit].*member = slot;
-    }
+    return plan_arena(bytes, lifetimes);
+  };
+  auto below = only(false);
+  const auto above = only(true);
+  const int64_t bytes = below.bytes + above.bytes;
+  const bool noticeable =
+      static_cast<double>(bytes) > kNoticeable * static_cast<double>(together.bound);
+  if (noticeable && together.bytes < bytes) return together;
+  for (size_t i = 0; i < below.offsets.size(); ++i) {
+    if (above.offsets[i] != kNone) below.offsets[i] = below.bytes + above.offsets[i];
   }
+  below.bytes = bytes;
+  below.bound = together.bound;
+  return below;
 }
 
-ProgramBytes bytes_of(const std::vector<UnitSpec>& units, const std::vector<Slot>& slots) {
+std::string buffer_name(const std::vector<UnitSpec>& units, int32_t buffer) {
+  const auto count = static_cast<int32_t>(units.size());
+  if (buffer >= 2 * count) return buffer == 2 * count ? kStageReduce : kStageOuter;
+  const auto& unit = units[static_cast<size_t>(buffer % count)].name;
+  return text(buffer < count ? "the parameters of '" : "the gradients of '", unit, "'");
+}
+
+ProgramBytes bytes_of(const std::vector<UnitSpec>& units) {
   ProgramBytes bytes;
   for (const auto& unit : units) {
     for (const auto& group : unit.groups) {
@@ -169,7 +117,6 @@ ProgramBytes bytes_of(const std::vector<UnitSpec>& units, const std::vector<Slot
       }
     }
   }
-  bytes.arena = slots.empty() ? 0 : slots.back().offset + slots.back().bytes;
   return bytes;
 }
 
@@ -200,72 +147,109 @@ StepTraffic traffic_of(const Section& section) {
   return sum;
 }
 
-Program Program::build(std::vector<UnitSpec> units, Order order, const ProgramOptions& options) {
+void Program::build_sections(const UnitTree& tree, const UnitTree& evaluation) {
+  const bool keeps = std::any_of(
+      units_.begin(), units_.end(), [](const UnitSpec& unit) { return unit.keep_gathered; });
+  const EventTable events(units_, slots_);
+  const auto input = [&](const UnitTree& of) {
+    return SectionInput{
+        units_,
+        of,
+        places_,
+        slots_,
+        events,
+        options_.prefetch_depth,
+        options_.memory,
+        slot_named(kStageReduce),
+        slot_named(kStageOuter)};
+  };
+  const auto training = input(tree);
+  const auto evaluating = input(evaluation);
+  forward_.clear();
+  backward_.clear();
+  for (size_t number = 0; number < (keeps ? 8 : 4); ++number) {
+    const auto flags = forward_flags(number);
+    forward_.push_back(build_forward(flags.train ? training : evaluating, flags));
+    backward_.push_back(build_backward(training, backward_flags(number)));
+  }
+  update_ = build_update(training);
+  events_ = events.names();
+}
+
+int32_t Program::slot_named(const char* name) const {
+  const auto found = std::find_if(
+      slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.name == name; });
+  return found == slots_.end() ? kNone : static_cast<int32_t>(found - slots_.begin());
+}
+
+/// A slot per range: units that have the same one take turns in it.
+void Program::take_slots(const Needs& needs, const std::vector<int64_t>& offsets) {
+  const ArenaBuffers buffers(needs);
+  places_ = needs.places;
+  slots_.clear();
+  const auto take = [&](const char* kind, int32_t buffer) {
+    const int64_t bytes = buffers.bytes()[static_cast<size_t>(buffer)];
+    const int64_t offset = offsets[static_cast<size_t>(buffer)];
+    if (bytes == 0 || offset == kNone) return kNone;
+    int32_t number = 0;  // among those of its kind
+    for (size_t slot = 0; slot < slots_.size(); ++slot) {
+      if (slots_[slot].name.rfind(kind, 0) != 0) continue;
+      ++number;
+      if (slots_[slot].offset == offset && slots_[slot].bytes == bytes) {
+        return static_cast<int32_t>(slot);
+      }
+    }
+    slots_.push_back({text(kind, ".", number), offset, bytes});
+    return static_cast<int32_t>(slots_.size()) - 1;
+  };
+  for (int32_t unit = 0; unit < std::ssize(units_); ++unit) {
+    places_[static_cast<size_t>(unit)].parameters = take("parameters", buffers.parameters(unit));
+  }
+  for (int32_t unit = 0; unit < std::ssize(units_); ++unit) {
+    places_[static_cast<size_t>(unit)].gradients = take("gradients", buffers.gradients(unit));
+  }
+  const auto stage = [&](const char* name, int32_t buffer) {
+    const int64_t bytes = buffers.bytes()[static_cast<size_t>(buffer)];
+    if (bytes > 0) slots_.push_back({name, offsets[static_cast<size_t>(buffer)], bytes});
+  };
+  stage(kStageReduce, buffers.stage_reduce());
+  stage(kStageOuter, buffers.stage_outer());
+}
+
+Program Program::build(
+    std::vector<UnitSpec> units, Order order, const ProgramOptions& options, More more) {
   const auto count = static_cast<int32_t>(units.size());
   const UnitTree tree(order, count);
-  auto needs = needs_of(units);
-  const bool keeps = std::any_of(
-      units.begin(), units.end(), [](const UnitSpec& unit) { return unit.keep_gathered; });
+  const UnitTree evaluation(more.evaluation ? *more.evaluation : order, count);
+  const auto needs = needs_of(units);
+  const ArenaBuffers buffers(needs);
 
   Program program;
   program.units_ = std::move(units);
   program.order_ = std::move(order);
+  program.evaluation_ = std::move(more.evaluation);
   program.options_ = options;
-  const auto build_all = [&] {
-    const EventTable events(program.units_, program.slots_);
-    const auto stage = [&](const char* name) {
-      const auto found = std::find_if(
-          program.slots_.begin(), program.slots_.end(),
-          [&](const Slot& slot) { return slot.name == name; });
-      return found == program.slots_.end() ? kNone
-                                           : static_cast<int32_t>(found - program.slots_.begin());
-    };
-    const SectionInput input{program.units_,         tree,
-                             program.places_,        events,
-                             options.prefetch_depth, stage("stage.reduce"),
-                             stage("stage.outer")};
-    program.forward_.clear();
-    program.backward_.clear();
-    for (size_t flags = 0; flags < (keeps ? 8 : 4); ++flags) {
-      program.forward_.push_back(build_forward(input, forward_flags(flags)));
-      program.backward_.push_back(build_backward(input, backward_flags(flags)));
-    }
-    program.update_ = build_update(input);
-    program.events_ = events.names();
-  };
-
-  // First with a slot of its own for every unit, to learn how long each is needed.
-  program.places_ = needs.places;
-  for (size_t unit = 0; unit < needs.places.size(); ++unit) {
-    if (needs.parameters[unit] > 0) {
-      program.places_[unit].parameters = add_slot(program.slots_, "parameters", 0);
-    }
-    if (needs.gradients[unit] > 0) {
-      program.places_[unit].gradients = add_slot(program.slots_, "gradients", 0);
-    }
+  // First with a slot of its own for every buffer, to learn how long each is needed.
+  program.take_slots(needs, apart(buffers.bytes()));
+  program.build_sections(tree, evaluation);
+  const auto lifetimes = lifetimes_of(program, buffers);
+  ArenaPlan arena;
+  try {
+    arena = more.before ? plan_arena(buffers.bytes(), lifetimes, offsets_in(*more.before, buffers))
+                        : arena_of(buffers, lifetimes);
+  } catch (const KeptConflict& conflict) {
+    throw std::runtime_error(text(
+        "[plan.arena] the addresses can't be kept: ", buffer_name(program.units_, conflict.one),
+        " and ", buffer_name(program.units_, conflict.other),
+        " share memory, and this order of units needs both at once"));
   }
-  build_all();
-  Lifetimes lifetimes;
-  int32_t number = 0;
-  for (const auto* sections : {&program.forward_, &program.backward_}) {
-    for (const auto& section : *sections) {
-      collect(
-          section, number++, sections == &program.forward_, static_cast<size_t>(count), lifetimes);
-    }
+  if (options.memory == MemoryKind::planned) {
+    program.take_slots(needs, arena.offsets);
+    program.build_sections(tree, evaluation);
   }
-
-  program.slots_.clear();
-  program.places_ = needs.places;
-  const auto colour = [&](const std::vector<Lifetime>& of, const std::vector<int64_t>& bytes,
-                          const char* kind, int32_t Place::*member) {
-    add_slots(program.slots_, kind, colour_slots(of, count), bytes, program.places_, member);
-  };
-  colour(lifetimes.parameters, needs.parameters, "parameters", &Place::parameters);
-  colour(lifetimes.gradients, needs.gradients, "gradients", &Place::gradients);
-  if (needs.stage_reduce > 0) add_slot(program.slots_, "stage.reduce", needs.stage_reduce);
-  if (needs.stage_outer > 0) add_slot(program.slots_, "stage.outer", needs.stage_outer);
-  build_all();
-  program.bytes_ = bytes_of(program.units_, program.slots_);
+  program.bytes_ = bytes_of(program.units_);
+  program.bytes_.bound = arena.bound;
+  program.bytes_.arena = options.memory == MemoryKind::planned ? arena.bytes : arena.bound;
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const char c : program.facts()) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;

@@ -168,10 +168,15 @@ const char* to_text(Action action) {
   return "?";
 }
 
+const char* to_text(MemoryKind kind) {
+  return kind == MemoryKind::planned ? "planned" : "eager";
+}
+
 std::string Program::facts() const {
   std::ostringstream out;
   out << "micro-batches: " << options_.micro_batches << '\n'
       << "prefetch depth: " << options_.prefetch_depth << '\n'
+      << "memory: " << sherd::to_text(options_.memory) << '\n'
       << "loss: " << options_.loss << '\n';
   for (const auto& unit : units_) {
     out << "unit '" << unit.name << "'" << (unit.keep_gathered ? ", keeps gathered" : "");
@@ -187,12 +192,16 @@ std::string Program::facts() const {
           << (group.trainable ? "" : "; frozen") << "; " << group.layout << '\n';
     }
   }
-  for (const auto& visit : order_) {
-    out << (visit.enter ? "enter '" : "leave '") << units_[static_cast<size_t>(visit.unit)].name
-        << "'";
-    if (visit.recompute != kNone) out << " in recompute " << visit.recompute;
-    out << '\n';
-  }
+  const auto list = [&](const Order& order, const char* when) {
+    for (const auto& visit : order) {
+      out << when << (visit.enter ? "enter '" : "leave '")
+          << units_[static_cast<size_t>(visit.unit)].name << "'";
+      if (visit.recompute != kNone) out << " in recompute " << visit.recompute;
+      out << '\n';
+    }
+  };
+  list(order_, "");
+  if (evaluation_) list(*evaluation_, "without gradients: ");
   return out.str();
 }
 
@@ -207,8 +216,9 @@ std::string Program::to_text() const {
       << traffic.all_reduce.calls << " all-reduces (" << in_units(traffic.all_reduce.bytes) << ")\n"
       << "memory: model weights " << in_units(bytes_.model_weights) << ", main weights "
       << in_units(bytes_.main_weights) << ", main gradients " << in_units(bytes_.main_gradients)
-      << ", slots " << in_units(bytes_.arena) << "; at rest " << in_units(bytes_.rest())
-      << ", peak " << in_units(bytes_.peak()) << '\n';
+      << ", arena " << in_units(bytes_.arena) << " (at least " << in_units(bytes_.bound)
+      << " in use at once); at rest " << in_units(bytes_.rest()) << ", peak "
+      << in_units(bytes_.peak()) << '\n';
   for (const auto& slot : slots_) {
     out << "slot " << std::left << std::setw(14) << slot.name << std::right << std::setw(10)
         << in_units(slot.bytes) << " at " << slot.offset << '\n';
@@ -230,7 +240,8 @@ std::string Program::to_json() const {
       {"model_weights", bytes_.model_weights},
       {"main_weights", bytes_.main_weights},
       {"main_gradients", bytes_.main_gradients},
-      {"slots", bytes_.arena},
+      {"arena", bytes_.arena},
+      {"bound", bytes_.bound},
       {"rest", bytes_.rest()},
       {"peak", bytes_.peak()}};
   json["step"] = {

@@ -54,7 +54,9 @@ std::optional<Refusal> find_fault(const Program& program) {
             " in slots) is above the budget of ", budget,
             ": lower the prefetch depth, shard more, or raise it")};
   }
+  const bool eager = program.options().memory == MemoryKind::eager;  // has no arena to speak of
   for (const auto& slot : program.slots()) {
+    if (eager) break;
     if (slot.offset < 0 || slot.offset + slot.bytes > bytes.arena) {
       return Refusal{"memory", kNone, text("slot '", slot.name, "' reaches beyond the arena")};
     }

@@ -10,7 +10,12 @@ Prover::Prover(const Program& program)
   for (const auto& unit : program.units()) {
     units_.emplace_back().groups.resize(unit.groups.size());
   }
-  for (const auto& visit : program.order()) state(visit.unit).calls += visit.enter ? 1 : 0;
+  count_calls(program.order());
+}
+
+void Prover::count_calls(const Order& order) {
+  for (auto& unit : units_) unit.calls = 0;
+  for (const auto& visit : order) state(visit.unit).calls += visit.enter ? 1 : 0;
 }
 
 std::optional<Refusal> Prover::run(const Sequence& sequence) {
@@ -35,6 +40,7 @@ std::optional<Refusal> Prover::run(const Sequence& sequence) {
 }
 
 void Prover::begin_section() {
+  count_calls(program_.order(section_->train));
   const bool backward = section_->kind == Section::Kind::backward;
   if (backward) ++passes_;
   for (auto& unit : units_) {

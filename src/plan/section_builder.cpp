@@ -2,8 +2,10 @@
 #include "plan/section_builder.h"
 
 #include <algorithm>
+#include <set>
 
 #include "plan/group_shape.h"
+#include "plan/section_waits.h"
 #include "plan/text.h"
 
 namespace sherd {
@@ -29,7 +31,10 @@ namespace {
 class Writer {
  public:
   explicit Writer(const SectionInput& input)
-      : in_(input), live_(input.units.size()), refreshed_(input.units.size()) {}
+      : in_(input),
+        live_(input.units.size()),
+        refreshed_(input.units.size()),
+        waits_(input.slots, input.events) {}
 
   void begin(Boundary::Kind kind, int32_t position) {
     const int32_t unit = position == kNone ? kNone : in_.tree.call(position).unit;
@@ -56,8 +61,7 @@ class Writer {
         waited |= gather(group, unit, number, stream, !waited);
       });
       if (section.instructions.size() == begin) continue;
-      section.instructions.back().signals =
-          stream == Stream::outer ? in_.events.refreshed(unit) : in_.events.gathered(unit);
+      signal(stream == Stream::outer ? in_.events.refreshed(unit) : in_.events.gathered(unit));
     }
     // The inner gather reads what the outer one brought.
     bool over_outer = false;
@@ -83,8 +87,8 @@ class Writer {
   void compute(int32_t unit, bool signals) {
     Instruction made{.action = Action::compute, .stream = Stream::compute, .unit = unit};
     made.slot = place(unit).parameters;
-    if (signals) made.signals = in_.events.computed(unit);
     section.instructions.push_back(std::move(made));
+    if (signals) signal(in_.events.computed(unit));
   }
 
   void release(int32_t unit) {
@@ -92,11 +96,8 @@ class Writer {
     const int32_t slot = place(unit).parameters;
     if (slot == kNone) return;
     section.instructions.push_back(
-        {.action = Action::release,
-         .stream = Stream::compute,
-         .unit = unit,
-         .slot = slot,
-         .signals = in_.events.released(slot)});
+        {.action = Action::release, .stream = Stream::compute, .unit = unit, .slot = slot});
+    signal(in_.events.released(slot));
   }
 
   void open(int32_t unit) {
@@ -107,7 +108,7 @@ class Writer {
          .stream = Stream::compute,
          .unit = unit,
          .slot = slot,
-         .waits = {in_.events.reduced(slot), in_.events.sent(slot)}});
+         .waits = in_.memory == MemoryKind::eager ? freed_gradients() : waits_.before_open(slot)});
   }
 
   void reduce(int32_t unit, const BackwardFlags& flags) {
@@ -119,15 +120,15 @@ class Writer {
     if (section.instructions.size() == begin) return;
     section.instructions[begin].waits.push_back(in_.events.computed(unit));
     const int32_t joined = slot == kNone ? in_.events.settled(unit) : in_.events.reduced(slot);
-    section.instructions.back().signals = joined;
+    signal(joined);
+    if (slot != kNone) under_reduction_.push_back(slot);
     const auto outer = section.instructions.size();
     each_group(unit, [&](const GroupSpec& group, int32_t number) {
       if (group.trainable && group.has_outer) reduce_outer(group, unit, number, flags);
     });
     if (section.instructions.size() == outer) return;
     section.instructions[outer].waits.push_back(joined);
-    section.instructions.back().signals =
-        slot == kNone ? in_.events.finished(unit) : in_.events.sent(slot);
+    signal(slot == kNone ? in_.events.finished(unit) : in_.events.sent(slot));
   }
 
   void drain() {
@@ -165,10 +166,24 @@ class Writer {
     for (const auto& group : in_.units[index(unit)].groups) visitor(group, number++);
   }
 
-  bool signalled(int32_t event) const {
-    return std::any_of(
-        section.instructions.begin(), section.instructions.end(),
-        [&](const Instruction& instruction) { return instruction.signals == event; });
+  /// The end of the last instruction is the event.
+  void signal(int32_t event) {
+    section.instructions.back().signals = event;
+    signalled_.insert(event);
+    waits_.note_signal(event);
+  }
+  bool signalled(int32_t event) const { return signalled_.count(event) > 0; }
+
+  /// Eager: gradients go back to the allocator, which knows the compute stream alone, when that has
+  /// waited for their reduction; those of the last unit are left to be reduced meanwhile.
+  std::vector<int32_t> freed_gradients() {
+    std::vector<int32_t> waits;
+    while (under_reduction_.size() > 1) {
+      waits.push_back(in_.events.reduced(under_reduction_.front()));
+      waits.push_back(in_.events.sent(under_reduction_.front()));
+      under_reduction_.erase(under_reduction_.begin());
+    }
+    return waits;
   }
 
   void refresh(const GroupSpec& group, int32_t unit, int32_t number, Stream stream) {
@@ -197,7 +212,7 @@ class Writer {
         .group = number,
         .slot = slot,
         .bytes = (outer ? inner_part(group, Role::parameter) : group.elements) * group.bytes.model};
-    if (takes_slot) made.waits.push_back(in_.events.released(slot));
+    if (takes_slot) made.waits = waits_.before_gather(slot, stream);
     section.instructions.push_back(std::move(made));
     return true;
   }
@@ -253,6 +268,9 @@ class Writer {
   const SectionInput& in_;
   std::vector<bool> live_;
   std::vector<bool> refreshed_;
+  std::set<int32_t> signalled_;
+  SlotWaits waits_;
+  std::vector<int32_t> under_reduction_;  // gradient slots, in the order of their reductions
 };
 
 /// The units to gather ahead on entering `positions[here]`: the next `depth` that nest nothing.
@@ -288,6 +306,8 @@ std::string flag(bool value, const char* word) {
 Section build_forward(const SectionInput& in, const ForwardFlags& flags) {
   Writer writer(in);
   writer.section.kind = Section::Kind::forward;
+  writer.section.train = flags.train;
+  writer.section.kept = flags.kept;
   writer.section.name = text(
       "forward", flag(flags.changed, "changed"), flags.train ? " train" : " evaluate",
       flag(flags.kept, "kept"));
@@ -332,6 +352,7 @@ Section build_forward(const SectionInput& in, const ForwardFlags& flags) {
 Section build_backward(const SectionInput& in, const BackwardFlags& flags) {
   Writer writer(in);
   writer.section.kind = Section::Kind::backward;
+  writer.section.kept = flags.kept;
   writer.section.name = text(
       "backward", flag(flags.first, "first"), flag(flags.last, "last"), flag(flags.kept, "kept"));
   writer.section.entered.assign(in.tree.calls().size(), kNone);
@@ -372,7 +393,8 @@ Section build_backward(const SectionInput& in, const BackwardFlags& flags) {
     writer.end();
   }
   writer.begin(Boundary::Kind::end, kNone);
-  if (flags.last) writer.drain();
+  // Eager: what is still being reduced is given back.
+  if (flags.last || in.memory == MemoryKind::eager) writer.drain();
   writer.end();
   writer.finish();
   return std::move(writer.section);

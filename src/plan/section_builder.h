@@ -14,7 +14,8 @@ namespace sherd {
 //   published      update → gathers        a gather reads what the update wrote
 //   refreshed(u)   outer → gather          the inner gather reads what the outer one brought
 //   gathered(u)    gather → compute        a unit computes with its parameters
-//   released(s)    compute → gather        a slot is overwritten after its last reader
+//   released(s)    compute → gather        a slot is overwritten after its last reader; so is every
+//                                          slot that shares a byte with it
 //   computed(u)    compute → reduce        gradients are reduced when they are written
 //   reduced(s), settled(u)  reduce → outer, compute   the slot may be overwritten; the drain
 //   sent(s), finished(u)    outer → compute           the same for what the outer axis carries
@@ -51,8 +52,10 @@ struct SectionInput {
   const std::vector<UnitSpec>& units;
   const UnitTree& tree;
   const std::vector<Place>& places;
+  const std::vector<Slot>& slots;
   const EventTable& events;
   int64_t depth;
+  MemoryKind memory;
   int32_t stage_reduce;  ///< slot where main gradients are cast for the reduction; kNone: none
   int32_t stage_outer;
 };

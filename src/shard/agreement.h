@@ -48,6 +48,8 @@ class Agreement {
   /// Throws if the records are there and differ. Without `block` it returns at once if they are
   /// not; with it, it waits, at most `limit` if one is given.
   void check(bool block, std::optional<std::chrono::milliseconds> limit = {});
+  /// On the device.
+  int64_t bytes() const { return static_cast<int64_t>(mine_.nbytes() + all_.nbytes()); }
   bool is_open() const { return open_; }
   /// Whether a rank had news in a record that was checked since last asked. All ranks that have
   /// checked the same records get the same answer.

@@ -122,6 +122,7 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
   pass_ = pass;
   backward_flags_ = {done_ == 0, done_ + 1 == micro_batches_, kept_};
   section_ = &program_->backward(backward_flags_);
+  if (recorder_) recorder_->begin_section(section_->name, Section::Kind::backward);
   agree_on_pass(
       "a backward",
       8 | backward_flags_.first | backward_flags_.last << 1 | backward_flags_.kept << 2);
@@ -175,8 +176,12 @@ void Runtime::finish_backward() {
 /// A loss per token is not done before its gradients are divided: until then an optimizer finds
 /// none.
 void Runtime::complete_step() {
-  witness_.note();
-  watch_.tell();
+  if (!world_.device().is_meta()) witness_.note();
+  if (!capturing_) watch_.tell();
+  if (recorder_) {
+    recorder_->begin_section(program_->update().name, Section::Kind::update);
+    update_entry_ = recorder_->begin(program_->update().instructions.front(), {});
+  }
   if (root().options().loss != Loss::per_token) hang_gradients();
 }
 

@@ -22,6 +22,14 @@ constexpr size_t kTold = 4;  // findings of an error, by their names
 
 }  // namespace
 
+ModelBytes model_bytes(const torch::nn::Module& model) {
+  return Runtime::of_model(model, "model_bytes")->bytes();
+}
+
+std::string symmetric_report(const torch::nn::Module& model) {
+  return Runtime::of_model(model, "symmetric_report")->symmetric_report();
+}
+
 void Runtime::settle(const char* caller) {
   check_resting(caller);
   if (recovering_) recover();

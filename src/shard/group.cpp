@@ -108,7 +108,14 @@ Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate
     for (size_t dim = sizes.size(); dim-- > 1;) {
       strides[dim - 1] = strides[dim] * std::max<int64_t>(sizes[dim], 1);
     }
-    full.set_(flat_.storage(), layout_->offset(static_cast<int64_t>(member)), sizes, strides);
+    const int64_t offset = layout_->offset(static_cast<int64_t>(member));
+    if (device_.is_meta()) {
+      // There set_ insists on a storage that it could resize.
+      full.unsafeGetTensorImpl()->set_storage_keep_dtype(flat_.storage());
+      full.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+    } else {
+      full.set_(flat_.storage(), offset, sizes, strides);
+    }
     parameter.mutable_grad() = at::Tensor();
     views_.push_back(full);
     point(parameter, full);
@@ -185,6 +192,7 @@ GroupSpec Group::spec(const std::string& unit) const {
   spec.elements = layout_->full_size();
   spec.placement = traits_.placement;
   spec.axis_sizes = sizes_;
+  spec.axes = {traits_.axes.inner, traits_.axes.outer};
   spec.has_outer = !traits_.axes.outer.empty();
   spec.bytes = {
       size(traits_.dtypes.model), size(traits_.dtypes.main), size(traits_.dtypes.gradient),
@@ -221,6 +229,9 @@ void Group::show() {
 
 void Group::hide() {
   flat_.poison();
+  if (!place_.eager || !slot_.defined()) return;
+  slot_.reset();
+  gather_ = {};
 }
 
 void Group::allocate_gradient() {
@@ -239,7 +250,17 @@ int64_t Group::allocated() const {
     return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
   };
   return bytes(model_.storage) + (shares_weight_ ? 0 : bytes(main_.storage)) +
-         bytes(gradient_.storage);
+         bytes(gradient_.storage) + (place_.eager ? bytes(slot_) + bytes(gradient_slot_) : 0);
+}
+
+void Group::add_bytes(ModelBytes& bytes) const {
+  const auto of = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
+  };
+  bytes.model_weights += of(model_.storage);
+  if (!shares_weight_) bytes.main_weights += of(main_.storage);
+  bytes.main_gradients += of(gradient_.storage);
+  if (place_.eager) bytes.arena += of(slot_) + of(gradient_slot_);
 }
 
 GroupReport Group::report() const {

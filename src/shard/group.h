@@ -20,6 +20,7 @@
 namespace sherd {
 
 struct GroupReport;
+struct ModelBytes;
 struct KeyedValues;
 
 /// A parameter on its way into a group.
@@ -53,8 +54,8 @@ struct GroupLinks {
 
 /// Where a program put a group: bytes of its arena.
 struct GroupPlace {
-  char* arena = nullptr;
-  at::Tensor owner;  ///< keeps the arena alive
+  at::Tensor arena;    ///< of bytes
+  bool eager = false;  ///< full parameters and gradients are allocated when they are needed
   int64_t parameters = kNone;
   int64_t gradients = kNone;
   int64_t stage_reduce = kNone;
@@ -85,6 +86,11 @@ class Group {
   void bind(const GroupPlace& place, const GroupLinks& links, double divisor);
   /// Lets go of the place.
   void unbind();
+  /// Eager: memory for the full parameters, until they are hidden.
+  void take_parameters();
+  /// Eager: memory for the full gradients, until it is dropped.
+  void take_gradients();
+  void drop_gradients();
   Work refresh(AxisKind axis, Communicator::OnStream stream) const;
   Work gather(AxisKind axis, Communicator::OnStream stream) const;
   Work reduce(AxisKind axis, bool scatter, Communicator::OnStream stream) const;
@@ -194,6 +200,7 @@ class Group {
 
   /// Bytes of all it has allocated.
   int64_t allocated() const;
+  void add_bytes(ModelBytes& bytes) const;
   /// Its sizes; the unit's name is left out.
   GroupReport report() const;
 
@@ -202,9 +209,10 @@ class Group {
   Part accumulated() const;
   at::Tensor values_of_first_rank(const at::Tensor& parameter) const;
   at::Tensor allocate(int64_t elements, c10::ScalarType dtype) const;
-  at::Tensor in_arena(const GroupPlace& place, int64_t offset, Part part, c10::ScalarType) const;
-  void bind_parameters(const GroupPlace& place);
-  void bind_gradients(const GroupPlace& place, double divisor);
+  at::Tensor in_arena(int64_t offset, Part part, c10::ScalarType dtype) const;
+  void bind_parameters();
+  void bind_gradients();
+  at::Tensor take(c10::ScalarType dtype) const;
   std::vector<Deposit> deposits(
       const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) const;
 
@@ -229,7 +237,9 @@ class Group {
   std::vector<at::Tensor> gradient_pieces_;
 
   // As bound.
+  GroupPlace place_;
   GroupLinks links_;
+  double divisor_ = 1;
   at::Tensor slot_;           // the full parameters
   at::Tensor gradient_slot_;  // the full gradients
   PerAxis<std::vector<Transfer>> refresh_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a group does in a step: its instructions, prepared once.
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include "plan/group_shape.h"
@@ -19,21 +19,58 @@ constexpr int64_t kCopyTogether = int64_t{4} << 20;
 
 }  // namespace
 
-at::Tensor Group::in_arena(
-    const GroupPlace& place, int64_t offset, Part part, c10::ScalarType dtype) const {
-  return at::from_blob(
-      place.arena + offset, {layout_->part_size(part.count)}, [owner = place.owner](void*) {},
-      at::TensorOptions().dtype(dtype).device(device_));
+at::Tensor Group::in_arena(int64_t offset, Part part, c10::ScalarType dtype) const {
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+  return place_.arena.narrow(0, offset, layout_->part_size(part.count) * size).view(dtype);
+}
+
+/// As many bytes as the program counts: to the alignment of slots.
+at::Tensor Group::take(c10::ScalarType dtype) const {
+  const int64_t bytes = layout_->full_size() * static_cast<int64_t>(c10::elementSize(dtype));
+  const auto all =
+      at::zeros({aligned_slot(bytes)}, at::TensorOptions().dtype(c10::kByte).device(device_));
+  return all.narrow(0, 0, bytes).view(dtype);
 }
 
 void Group::bind(const GroupPlace& place, const GroupLinks& links, double divisor) {
+  place_ = place;
   links_ = links;
-  bind_parameters(place);
+  divisor_ = divisor;
+  slot_.reset();
+  gradient_slot_.reset();
+  // A unit that no order calls has no place.
+  if (!place.eager && gathers() && place.parameters != kNone) {
+    slot_ = in_arena(place.parameters, whole_, traits_.dtypes.model);
+  }
+  bind_parameters();
   allocate_gradient();
-  if (traits_.trainable) bind_gradients(place, divisor);
+  if (!traits_.trainable) return;
+  if (!place.eager && gradients_are_sharded() && place.gradients != kNone) {
+    gradient_slot_ = in_arena(place.gradients, whole_, traits_.dtypes.reduce);
+  }
+  bind_gradients();
+}
+
+void Group::take_parameters() {
+  if (!place_.eager || !gathers() || slot_.defined()) return;
+  slot_ = take(traits_.dtypes.model);
+  bind_parameters();
+}
+
+void Group::take_gradients() {
+  if (!place_.eager || !traits_.trainable || !gradients_are_sharded()) return;
+  gradient_slot_ = take(traits_.dtypes.reduce);
+  bind_gradients();
+}
+
+void Group::drop_gradients() {
+  if (!place_.eager || !gradient_slot_.defined()) return;
+  gradient_slot_.reset();
+  bind_gradients();
 }
 
 void Group::unbind() {
+  place_ = {};
   slot_.reset();
   gradient_slot_.reset();
   gather_ = {};
@@ -42,16 +79,14 @@ void Group::unbind() {
   targets_.clear();
 }
 
-void Group::bind_parameters(const GroupPlace& place) {
+void Group::bind_parameters() {
   const auto in = [&](const HeldPart& buffer, Part wanted) {
     return runs(*layout_, buffer, wanted);
   };
   refresh_ = {};
   gather_ = {};
-  slot_.reset();
   const auto group = spec("");
-  if (gathers()) {
-    slot_ = in_arena(place, place.parameters, whole_, traits_.dtypes.model);
+  if (slot_.defined()) {
     const HeldPart slot{slot_, whole_};
     const bool outer = gathers_outer(group);
     if (outer) gather_.outer = pair_runs(in(slot, inner_), in(model_, both_));
@@ -75,7 +110,7 @@ std::vector<Deposit> Group::deposits(
 // The full gradients of a pass lie in the slot (where they are sharded), or those of the step in
 // the main gradient. Reductions are in place: this rank's part of what is reduced is where the
 // result goes. Where the reduce dtype is another, the main gradient is copied to a stage first.
-void Group::bind_gradients(const GroupPlace& place, double divisor) {
+void Group::bind_gradients() {
   const auto in = [&](const HeldPart& buffer, Part wanted) {
     return runs(*layout_, buffer, wanted);
   };
@@ -85,12 +120,12 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
   all_reduce_ = {};
   stage_ = {};
   accumulate_ = {};
-  gradient_slot_.reset();
+  targets_.clear();
+  if (gradients_are_sharded() && !gradient_slot_.defined()) return;  // not needed now
   stage_kind_ = {traits_.dtypes.reduce, traits_.dtypes.gradient, 1};
   const DepositKind back{traits_.dtypes.gradient, traits_.dtypes.reduce, 1};
-  const DepositKind divided{traits_.dtypes.gradient, traits_.dtypes.reduce, divisor};
+  const DepositKind divided{traits_.dtypes.gradient, traits_.dtypes.reduce, divisor_};
   if (gradients_are_sharded()) {
-    gradient_slot_ = in_arena(place, place.gradients, whole_, traits_.dtypes.reduce);
     const HeldPart slot{gradient_slot_, whole_};
     scatter_.inner = pair_runs(in(slot, inner_), in(slot, whole_));
     const bool outer = gradient_sharded_outer(group);
@@ -101,7 +136,7 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
   } else {
     HeldPart reduced = gradient_;
     if (staged) {
-      reduced = {in_arena(place, place.stage_reduce, whole_, traits_.dtypes.reduce), whole_};
+      reduced = {in_arena(place_.stage_reduce, whole_, traits_.dtypes.reduce), whole_};
       stage_.inner = deposits(in(reduced, whole_), in(gradient_, whole_));
     }
     const Part mine = accumulated();
@@ -118,7 +153,7 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
     const Part result = scatters ? both_ : mine;
     HeldPart reduced = gradient_;
     if (staged) {
-      reduced = {in_arena(place, place.stage_outer, mine, traits_.dtypes.reduce), mine};
+      reduced = {in_arena(place_.stage_outer, mine, traits_.dtypes.reduce), mine};
       stage_.outer = deposits(in(reduced, mine), in(gradient_, mine));
       accumulate_.outer = {deposits(in(gradient_, result), in(reduced, result)), back};
     }
@@ -128,7 +163,6 @@ void Group::bind_gradients(const GroupPlace& place, double divisor) {
       all_reduce_.outer = in(reduced, mine);
     }
   }
-  targets_.clear();
   const auto& arrives = gradients_are_sharded() ? gradient_slot_ : gradient_.storage;
   for (size_t member = 0; member < names_.size(); ++member) {
     targets_.push_back(view(arrives, member));
@@ -188,7 +222,7 @@ void Group::refresh_now() const {
 
 at::Tensor Group::gather_now() const {
   HeldPart full{allocate(layout_->full_size(), traits_.dtypes.model), whole_};
-  const bool outer = model_.part.count == both_.count && !gather_.outer.empty();
+  const bool outer = gathers_outer(spec(""));
   const auto mine = model_.part;
   const auto place = pair_runs(runs(*layout_, full, mine), runs(*layout_, model_, mine));
   for (const auto& [output, input] : place) output.copy_(input);
@@ -220,7 +254,7 @@ void Group::deposit_gradient(size_t member, const at::Tensor& gradient) {
   pending_bytes_ += static_cast<int64_t>(values.nbytes());
   pending_owners_.push_back(std::move(values));
   written_[member] = true;
-  if (device_.is_cpu() || pending_bytes_ >= kCopyTogether) flush();
+  if (!device_.is_cuda() || pending_bytes_ >= kCopyTogether) flush();
 }
 
 void Group::flush() {

@@ -6,6 +6,11 @@
 
 namespace sherd {
 
+void Runtime::set_recorder(std::shared_ptr<Recorder> recorder) {
+  recorder_ = std::move(recorder);
+  lanes_->set_recorder(recorder_);
+}
+
 void Runtime::run(const Boundary& boundary) {
   for (int32_t i = boundary.begin; i < boundary.end; ++i) {
     issue(section_->instructions[static_cast<size_t>(i)]);
@@ -14,6 +19,7 @@ void Runtime::run(const Boundary& boundary) {
 
 void Runtime::issue(const Instruction& instruction) {
   if (instruction.stream == Stream::compute) return issue_on_compute(instruction);
+  if (world_.device().is_meta()) return;  // a rehearsal without memory has nothing to move
   const auto& group = *units_[static_cast<size_t>(instruction.unit)]
                            ->groups()[static_cast<size_t>(instruction.group)];
   const ProfileScope scope(group.range_name(instruction.action));
@@ -27,6 +33,7 @@ void Runtime::issue(const Instruction& instruction) {
       });
     case Action::gather:
       ++issued_;
+      take_parameters(instruction);
       return lanes_->issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
         return group.gather(axis, stream);
       });
@@ -55,11 +62,39 @@ void Runtime::issue(const Instruction& instruction) {
   }
 }
 
+/// Eager: what is allocated here may have been compute's a moment ago.
+void Runtime::take_parameters(const Instruction& instruction) {
+  if (!is_eager()) return;
+  units_[static_cast<size_t>(instruction.unit)]
+      ->groups()[static_cast<size_t>(instruction.group)]
+      ->take_parameters();
+  lanes_->join(instruction.stream);
+}
+
+/// Eager: compute has waited for all reductions but the last that was begun.
+void Runtime::take_gradients(Unit& unit) {
+  while (reducing_.size() > 1) drop_gradients();
+  for (const auto& group : unit.groups()) group->take_gradients();
+  reducing_.push_back(&unit);
+}
+
+void Runtime::drop_gradients() {
+  for (const auto& group : reducing_.front()->groups()) group->drop_gradients();
+  reducing_.pop_front();
+}
+
 void Runtime::issue_on_compute(const Instruction& instruction) {
+  if (!recorder_) return run_on_compute(instruction);
+  const auto number = recorder_->begin(instruction, {});
+  run_on_compute(instruction);
+  recorder_->end(number, {});
+}
+
+void Runtime::run_on_compute(const Instruction& instruction) {
   auto* unit = instruction.unit == kNone ? nullptr : units_[static_cast<size_t>(instruction.unit)];
   switch (instruction.action) {
     case Action::wait:
-      look_at_agreement(/*block=*/world_.device().is_cpu());
+      look_at_agreement(/*block=*/!world_.device().is_cuda());
       lanes_->wait(instruction.waits);
       unit->show();
       lanes_->disturb_compute();
@@ -71,11 +106,15 @@ void Runtime::issue_on_compute(const Instruction& instruction) {
     case Action::release: unit->hide(); break;
     case Action::open:
       lanes_->wait(instruction.waits);
+      if (is_eager()) take_gradients(*unit);
       for (const auto& group : unit->groups()) {
         if (group->gradients_are_sharded()) group->forget_gradients();
       }
       break;
-    case Action::drain: lanes_->wait(instruction.waits); break;
+    case Action::drain:
+      lanes_->wait(instruction.waits);
+      while (!reducing_.empty()) drop_gradients();
+      break;
     default:
       TORCH_INTERNAL_ASSERT(false, "[shard] ", to_text(instruction.action), " is not issued");
   }

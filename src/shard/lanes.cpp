@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <exception>
 
+#include "shard/recorder.h"
+
 namespace sherd {
 
 /// CPU: one instruction on its way.
@@ -16,13 +18,15 @@ struct Lanes::Item {
   std::vector<std::shared_ptr<Item>> after;  // signalled the events it waits for
   Queue* queue = nullptr;
   Work work;
+  Instruction instruction;      // while somebody records
+  std::optional<size_t> entry;  // of the recorder
   bool started = false;
   bool done = false;  // and all before it on its stream, which then has forgotten it
 };
 
 Lanes::Lanes(c10::Device device, size_t events)
     : device_(device),
-      on_cpu_(device.is_cpu()),
+      on_cpu_(!device.is_cuda()),
       before_(c10::Stream(c10::Stream::DEFAULT, device)) {
   if (on_cpu_) {
     signalled_.resize(events);
@@ -52,6 +56,7 @@ c10::Stream Lanes::begin(const Instruction& instruction, Kind kind) {
     if (recorded_[static_cast<size_t>(event)]) events_[static_cast<size_t>(event)].block(stream);
   }
   if (disturbance_) disturbance_(instruction.stream, stream);
+  if (recorder_) recorded_entry_ = recorder_->begin(instruction, stream);
   // Kernels run on the current stream; collectives are given theirs.
   if (kind == Kind::kernel) {
     before_ = c10::impl::VirtualGuardImpl(device_.type()).exchangeStream(stream);
@@ -61,6 +66,7 @@ c10::Stream Lanes::begin(const Instruction& instruction, Kind kind) {
 
 void Lanes::end(const Instruction& instruction, c10::Stream stream, Kind kind) {
   if (kind == Kind::kernel) c10::impl::VirtualGuardImpl(device_.type()).exchangeStream(before_);
+  if (recorder_) recorder_->end(recorded_entry_, stream);
   if (instruction.signals == kNone) return;
   events_[static_cast<size_t>(instruction.signals)].record(stream);
   recorded_[static_cast<size_t>(instruction.signals)] = true;
@@ -72,6 +78,7 @@ void Lanes::push(const Instruction& instruction, Kind kind, Start start) {
   auto item = std::make_shared<Item>();
   item->kind = kind;
   item->start = std::move(start);
+  if (recorder_) item->instruction = instruction;
   if (disturbance_) disturbance_(instruction.stream, {});
   for (const int32_t event : instruction.waits) {
     auto& signaller = signalled_[static_cast<size_t>(event)];
@@ -98,6 +105,7 @@ bool Lanes::try_start(Queue& queue, size_t index) {
   if (!in_turn || !ready) return false;
   item.started = true;
   item.after.clear();
+  if (recorder_) item.entry = recorder_->begin(item.instruction, {});
   item.work = item.start({});
   return true;
 }
@@ -107,13 +115,18 @@ void Lanes::pump() {
   for (auto& queue : queues_) {
     for (size_t i = 0; i < queue.size() && try_start(queue, i);) {
       if (i == 0 && queue.front()->work.done()) {
-        queue.front()->done = true;
+        note_end(*queue.front());
         queue.pop_front();
       } else {
         ++i;
       }
     }
   }
+}
+
+void Lanes::note_end(Item& item) {
+  item.done = true;
+  if (recorder_ && item.entry) recorder_->end(*item.entry, {});
 }
 
 void Lanes::complete(const std::shared_ptr<Item>& item) {
@@ -124,7 +137,7 @@ void Lanes::complete(const std::shared_ptr<Item>& item) {
     if (first->done) continue;
     TORCH_INTERNAL_ASSERT(first->started, "[shard] an instruction waits for itself");
     first->work.wait();
-    first->done = true;
+    note_end(*first);
     item->queue->pop_front();
     pump();
   }
@@ -154,6 +167,27 @@ void Lanes::signal(int32_t event) {
   }
   events_[static_cast<size_t>(event)].record(current());
   recorded_[static_cast<size_t>(event)] = true;
+}
+
+void Lanes::join(Stream stream) {
+  if (on_cpu_) return;
+  c10::Event now(device_.type());
+  now.record(current());
+  now.block(streams_[static_cast<size_t>(stream)]);
+}
+
+void Lanes::fork() {
+  std::fill(recorded_.begin(), recorded_.end(), false);
+  for (const Stream stream : {Stream::gather, Stream::reduce, Stream::outer}) join(stream);
+}
+
+void Lanes::rejoin() {
+  for (const Stream stream : {Stream::gather, Stream::reduce, Stream::outer}) {
+    c10::Event end(device_.type());
+    end.record(streams_[static_cast<size_t>(stream)]);
+    end.block(current());
+  }
+  std::fill(recorded_.begin(), recorded_.end(), false);
 }
 
 void Lanes::disturb_compute() {

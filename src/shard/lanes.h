@@ -17,6 +17,8 @@
 
 namespace sherd {
 
+class Recorder;
+
 /// The streams and events of a program, on a device.
 ///
 /// CUDA: three streams beside the current one, which is `compute`. Everything is enqueued at once;
@@ -52,6 +54,12 @@ class Lanes {
   void wait(std::span<const int32_t> events);
   /// What compute has done by now is the event.
   void signal(int32_t event);
+  /// What the stream is given next comes after all that compute has been given.
+  void join(Stream stream);
+  /// CUDA: all streams come from the current one, and no event has been signalled; and back. Round
+  /// what is captured in a graph.
+  void fork();
+  void rejoin();
   /// CPU: starts what can be started.
   void pump();
   /// Blocks the host until everything issued is done. Throws what went wrong.
@@ -64,6 +72,7 @@ class Lanes {
   using Disturbance = std::function<void(Stream, Communicator::OnStream)>;
   void set_disturbance(Disturbance disturbance) { disturbance_ = std::move(disturbance); }
   void disturb_compute();
+  void set_recorder(std::shared_ptr<Recorder> recorder) { recorder_ = std::move(recorder); }
 
  private:
   struct Item;
@@ -71,6 +80,7 @@ class Lanes {
   void push(const Instruction& instruction, Kind kind, Start start);
   bool try_start(Queue& queue, size_t index);
   void complete(const std::shared_ptr<Item>& item);
+  void note_end(Item& item);
   c10::Stream begin(const Instruction& instruction, Kind kind);
   void end(const Instruction& instruction, c10::Stream stream, Kind kind);
   c10::Stream current() const;
@@ -78,6 +88,8 @@ class Lanes {
   c10::Device device_;
   bool on_cpu_;
   Disturbance disturbance_;
+  std::shared_ptr<Recorder> recorder_;
+  size_t recorded_entry_ = 0;  // of the instruction that is being enqueued
 
   // CPU
   std::array<Queue, kStreams> queues_;

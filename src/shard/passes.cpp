@@ -66,7 +66,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
   if (ahead) {
     run_forward(*ahead);
     const auto& boundary = section_->boundaries[cursor_];
-    const int32_t expected = program_->order()[cursor_].recompute;
+    const int32_t expected = order()[cursor_].recompute;
     // A pass that keeps nothing for a backward has nothing to compute again.
     const int32_t region = pass_->train ? region_number(expected) : expected;
     if (region != expected) deviate();
@@ -113,7 +113,7 @@ void Runtime::run_forward(size_t until) {
       skipped_.push_back(deviated_ ? entered_ : boundary.position);
     }
     if (deviated_) {
-      trace_.push_back(program_->order()[cursor_]);
+      trace_.push_back(order()[cursor_]);
       if (trace_.back().enter) ++entered_;
     }
     run(boundary);
@@ -168,6 +168,7 @@ void Runtime::begin_pass(bool train, bool idle) {
   pass_ = std::make_shared<Pass>(Pass{program_, train, weights_});
   const ForwardFlags flags{changed_, train, kept_};
   section_ = &program_->forward(flags);
+  if (recorder_) recorder_->begin_section(section_->name, Section::Kind::forward);
   agree_on_pass(
       train ? "a forward with gradients" : "a forward without gradients",
       flags.changed | flags.train << 1 | flags.kept << 2);
@@ -183,6 +184,7 @@ void Runtime::begin_pass(bool train, bool idle) {
 /// A pass that communicates is one that all ranks make, in the same order: a forward of one rank
 /// alone would be taken for what the others do next.
 void Runtime::agree_on_pass(const char* what, int64_t flags) {
+  if (capturing_) return;  // ranks speak before each replay
   const bool communicates = std::any_of(
       section_->instructions.begin(), section_->instructions.end(),
       [](const Instruction& one) { return one.stream != Stream::compute; });
@@ -215,7 +217,7 @@ void Runtime::end_pass() {
 /// The first training pass tells all ranks the order of the units; so does a pass that went another
 /// way than the program.
 void Runtime::settle_order() {
-  auto order = deviated_ ? whole_regions(trace_) : program_->order();
+  auto order = deviated_ ? whole_regions(trace_) : this->order();
   if (!confirmed_ && pass_->train) {
     order = order_from(agreement_->agree_on_order(order_text(order), idle_));
     confirmed_ = true;
@@ -226,9 +228,16 @@ void Runtime::settle_order() {
     });
     agreement_->check(/*block=*/true, kUnforeseen);
   }
-  if (order == program_->order()) return;
+  if (order == this->order()) return;
   auto [shorter, moved] = without_skipped(order);
-  build(whole_regions(std::move(shorter)));
+  shorter = whole_regions(std::move(shorter));
+  if (pass_->train) {
+    build(std::move(shorter));
+  } else {
+    // Training goes on in its own order.
+    evaluation_ = std::move(shorter);
+    build(program_->order());
+  }
   verified_ = true;
   pass_->program = program_;
   pass_->moved = std::move(moved);
@@ -271,8 +280,8 @@ std::pair<Order, std::vector<int32_t>> Runtime::without_skipped(const Order& ord
 void Runtime::deviate() {
   if (deviated_) return;
   deviated_ = true;
-  const auto& order = program_->order();
-  trace_.assign(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(cursor_));
+  const auto& known = order();
+  trace_.assign(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(cursor_));
   entered_ = 0;
   for (const auto& visit : trace_) entered_ += visit.enter ? 1 : 0;
 }

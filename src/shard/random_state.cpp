@@ -5,11 +5,23 @@
 #include <ATen/core/Generator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
+#include <atomic>
+
 namespace sherd {
+namespace {
+
+std::atomic<bool> leaves_devices{false};
+
+}  // namespace
+
+void RandomState::leave_devices(bool leave) {
+  leaves_devices = leave;
+}
+
 RandomState RandomState::now() {
   RandomState state;
   state.cpu_ = at::globalContext().defaultGenerator(c10::kCPU).get_state();
-  if (!at::globalContext().hasCUDA()) return state;
+  if (leaves_devices || !at::globalContext().hasCUDA()) return state;
   const auto& hooks = at::detail::getCUDAHooks();
   for (c10::DeviceIndex index = 0; index < hooks.deviceCount(); ++index) {
     if (!hooks.hasPrimaryContext(index)) continue;  // not in use by this process

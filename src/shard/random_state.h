@@ -13,6 +13,8 @@ class RandomState {
  public:
   RandomState() = default;
   static RandomState now();
+  /// While a graph is captured, generators of devices can't be asked.
+  static void leave_devices(bool leave);
   void restore() const;
 
  private:

@@ -6,6 +6,8 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <set>
+#include <stdexcept>
 
 #include "shard/registry.h"
 
@@ -162,11 +164,25 @@ void Runtime::build(Order order) {
   ProgramOptions wanted;
   wanted.prefetch_depth = options.prefetch_depth;
   wanted.micro_batches = micro_batches_;
+  wanted.memory = options.memory;
   wanted.budget = options.budget;
   wanted.loss = options.loss == Loss::mean  ? c10::str("mean over ", divisor(), " ranks")
                 : options.loss == Loss::sum ? "sum"
                                             : "per token";
-  use(std::make_shared<const Program>(Program::build(std::move(specs), std::move(order), wanted)));
+  const auto made = [&](const Program* before) {
+    return std::make_shared<const Program>(
+        Program::build(specs, order, wanted, {.evaluation = evaluation_, .before = before}));
+  };
+  if (!confirmed_) return use(made(nullptr));
+  if (!windows_.empty()) fixed_ = "the arena is registered with NCCL";
+  try {
+    use(made(program_.get()));
+  } catch (const std::runtime_error& error) {
+    TORCH_CHECK(
+        fixed_.empty(), error.what(), "; they must be, because ", fixed_,
+        ": run every order of units once before, or set memory.kind = \"eager\"");
+    use(made(nullptr));
+  }
 }
 
 /// The loss is averaged over the data-parallel ranks of the root's mesh, whatever the mesh of a
@@ -185,39 +201,20 @@ void Runtime::use(std::shared_ptr<const Program> program) {
   kept_ = false;
   program_ = std::move(program);
   const auto device = world_.device();
-  const int64_t bytes = program_->bytes().arena;
+  // Eager: but for the stages, groups take their own.
+  const int64_t bytes = arena_range().second;
   if (!arena_.defined() || arena_.numel() != bytes) {
     watch_.release();
     for (const auto* unit : units_) {
       for (const auto& group : unit->groups()) group->unbind();
     }
-    arena_.reset();
-    arena_ = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+    allocate_arena(bytes);
   }
   if (!lanes_ || lanes_->events() != program_->events().size()) {
     lanes_ = std::make_unique<Lanes>(device, program_->events().size());
+    lanes_->set_recorder(recorder_);
   }
-  auto* begin = static_cast<char*>(arena_.mutable_data_ptr());
-  const auto offset = [&](int32_t slot) {
-    return slot == kNone ? int64_t{kNone} : program_->slots()[static_cast<size_t>(slot)].offset;
-  };
-  const auto named = [&](const char* name) {
-    for (const auto& slot : program_->slots()) {
-      if (slot.name == name) return slot.offset;
-    }
-    return int64_t{kNone};
-  };
-  for (const auto* unit : units_) {
-    const auto& place = program_->place(unit->number);
-    for (size_t i = 0; i < unit->groups().size(); ++i) {
-      auto& group = *unit->groups()[i];
-      group.bind(
-          {begin, arena_, offset(place.parameters) + place.parameter_offsets[i],
-           offset(place.gradients) + place.gradient_offsets[i], named("stage.reduce"),
-           named("stage.outer")},
-          links_of(group.traits()), divisor());
-    }
-  }
+  bind_groups();
   watch_.prepare(units_, micro_batches_);
   // What was written here (shards, an empty arena) is there before the first gather reads or
   // writes.
@@ -225,8 +222,97 @@ void Runtime::use(std::shared_ptr<const Program> program) {
   verified_ = false;
 }
 
+void Runtime::allocate_arena(int64_t bytes) {
+  windows_.clear();
+  arena_.reset();
+  const auto device = world_.device();
+  if (!root().options().symmetric || device.is_meta()) {
+    arena_ = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+    return;
+  }
+  TORCH_CHECK_VALUE(
+      program_->options().memory == MemoryKind::planned, "[shard] the memory of '", root().name(),
+      "' is to be symmetric and eager: what is registered has one address; set memory = planned");
+  arena_ = symmetric_memory(bytes, device).zero_();
+  std::set<Communicator*> known;
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      const auto links = links_of(group->traits());
+      for (auto* link :
+           {links.gather.inner, links.reduce.inner, links.gather.outer, links.reduce.outer}) {
+        if (!link || !known.insert(link).second) continue;
+        windows_.push_back(register_window(*link, arena_));
+        symmetric_text_ = symmetric_text(*link);
+      }
+    }
+  }
+}
+
+std::string Runtime::symmetric_report() const {
+  if (windows_.empty()) return "";
+  return c10::str(
+      "the arena of ", arena_.numel(), " bytes is registered with ", windows_.size(),
+      " communicators; ", symmetric_text_);
+}
+
+/// Of the program's addresses: those that lie in the arena.
+std::pair<int64_t, int64_t> Runtime::arena_range() const {
+  if (program_->options().memory == MemoryKind::planned) {
+    const int64_t bytes = program_->bytes().arena;
+    return {0, root().options().symmetric ? symmetric_bytes(bytes) : bytes};
+  }
+  int64_t begin = 0;
+  int64_t bytes = 0;
+  for (const auto& slot : program_->slots()) {
+    if (is_eager() && slot.name.rfind("stage", 0) != 0) continue;
+    if (bytes == 0) begin = slot.offset;
+    bytes = slot.offset + slot.bytes - begin;
+  }
+  return {begin, bytes};
+}
+
+void Runtime::bind_groups() {
+  const bool eager = is_eager();
+  const int64_t begin = arena_range().first;
+  const auto offset = [&](int32_t slot, int64_t inside) {
+    if (slot == kNone) return int64_t{kNone};
+    return program_->slots()[static_cast<size_t>(slot)].offset - begin + inside;
+  };
+  const auto named = [&](const char* name) {
+    for (const auto& slot : program_->slots()) {
+      if (slot.name == name) return slot.offset - begin;
+    }
+    return int64_t{kNone};
+  };
+  reducing_.clear();
+  for (const auto* unit : units_) {
+    const auto& place = program_->place(unit->number);
+    for (size_t i = 0; i < unit->groups().size(); ++i) {
+      auto& group = *unit->groups()[i];
+      group.bind(
+          {arena_, eager, offset(place.parameters, place.parameter_offsets[i]),
+           offset(place.gradients, place.gradient_offsets[i]), named("stage.reduce"),
+           named("stage.outer")},
+          links_of(group.traits()), divisor());
+    }
+  }
+}
+
 int32_t Runtime::published() const {
   return program_->update().instructions.back().signals;
+}
+
+ModelBytes Runtime::bytes() const {
+  const auto of = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
+  };
+  ModelBytes bytes;
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) group->add_bytes(bytes);
+  }
+  bytes.arena += of(arena_);
+  bytes.control = watch_.bytes() + witness_.bytes() + agreement_->bytes();
+  return bytes;
 }
 
 int64_t Runtime::allocated() const {
@@ -263,7 +349,7 @@ int64_t Runtime::versions() const {
 void Runtime::check_published() {
   bool same = versions() == published_versions_;
   // Between the last backward and publish is where an optimizer may have written unseen.
-  if (same && done_ == micro_batches_) same = !witness_.sees_change();
+  if (same && done_ == micro_batches_ && !world_.device().is_meta()) same = !witness_.sees_change();
   TORCH_CHECK(
       same, "[shard] the main weights of '", root().name(),
       "' have changed, but the model still computes with the old ones: call sherd::publish(model) "
@@ -277,6 +363,7 @@ void Runtime::check_whole() const {
 }
 
 void Runtime::check_set() const {
+  if (world_.device().is_meta()) return;
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
       const auto name = group->unset();
@@ -357,6 +444,8 @@ void Runtime::publish(bool by_optimizer) {
     }
   }
   lanes_->signal(published());
+  if (recorder_ && update_entry_) recorder_->end(*update_entry_, {});
+  update_entry_.reset();
   published_versions_ = versions();
   changed_ = true;
   ++weights_;

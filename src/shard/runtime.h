@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,13 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "comm/symmetric.h"
 #include "shard/agreement.h"
 #include "shard/lanes.h"
+#include "shard/recorder.h"
 #include "shard/unit.h"
 #include "shard/watch.h"
 #include "shard/witness.h"
 #include "sherd/plan/program.h"
 #include "sherd/shard/boundary.h"
+#include "sherd/shard/diagnostics.h"
 
 namespace sherd {
 
@@ -90,6 +94,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::string full_name(const Unit& unit, const std::string& name) const;
   /// What every rank has to say. Collective; blocks.
   std::vector<std::string> say(const std::string& text) const { return agreement_->exchange(text); }
+  // ---- graphs (capture.cpp) ----------------------------------------------------------------
+  void check_capturable();
+  void begin_capture();
+  void end_capture();
+  void before_replay();
+  void after_replay();
+
   // ---- diagnostics -------------------------------------------------------------------------
   void set_watch(const WatchOptions& options);
   /// What was found on all ranks. Collective; blocks.
@@ -104,8 +115,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   /// Bytes of all that is allocated for this model.
   int64_t allocated() const;
+  ModelBytes bytes() const;
+  /// With whom the arena is registered; empty: with nobody.
+  std::string symmetric_report() const;
   void drop(Unit& unit) noexcept;
   Lanes& lanes() { return *lanes_; }
+  /// Who notes what happens when; nobody.
+  void set_recorder(std::shared_ptr<Recorder> recorder);
 
  private:
   explicit Runtime(const World& world) : world_(world) {}
@@ -115,8 +131,17 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Communicator* link(const Mesh& mesh, const std::string& axis, const char* purpose);
   GroupLinks links_of(const GroupTraits& traits);
   Order default_order() const;
+  /// Of the pass that is under way.
+  const Order& order() const { return program_->order(pass_->train); }
   void build(Order order);
   void use(std::shared_ptr<const Program> program);
+  /// Full parameters and gradients are allocated one by one. Without memory there is no need to.
+  bool is_eager() const {
+    return program_->options().memory == MemoryKind::eager && !world_.device().is_meta();
+  }
+  std::pair<int64_t, int64_t> arena_range() const;
+  void allocate_arena(int64_t bytes);
+  void bind_groups();
   double divisor() const;
   int32_t published() const;  // the event
 
@@ -163,7 +188,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void run(const Boundary& boundary);
   void issue(const Instruction& instruction);
   void issue_on_compute(const Instruction& instruction);
+  void run_on_compute(const Instruction& instruction);
   void settle_gradients(Unit& unit);
+  void take_parameters(const Instruction& instruction);
+  void take_gradients(Unit& unit);
+  void drop_gradients();
   void look_at_agreement(bool block);
   Watch::Moment moment() const { return {step_ + 1, done_ + 1, backward_flags_.last}; }
 
@@ -173,8 +202,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::map<std::pair<const Communicator*, std::string>, std::shared_ptr<Communicator>> links_;
   std::unique_ptr<Agreement> agreement_;
   std::shared_ptr<const Program> program_;
+  std::optional<Order> evaluation_;  // of passes without gradients, if that is another
   std::unique_ptr<Lanes> lanes_;
   at::Tensor arena_;
+  std::vector<std::unique_ptr<Window>> windows_;  // of the arena, if it is symmetric
+  std::string symmetric_text_;
+  std::deque<Unit*> reducing_;  // eager: whose full gradients are not given back yet
 
   // The step.
   int64_t micro_batches_ = 1;
@@ -185,15 +218,19 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t weights_ = 0;     // how often they were changed
   bool kept_ = false;       // units that stay gathered are so
   bool divided_ = false;    // by the tokens
+  std::string fixed_;       // why addresses may not change any more; empty: they may
   bool confirmed_ = false;  // the order was seen, by all ranks alike
   bool verified_ = false;   // the program is known to be the same on all ranks
   int64_t published_versions_ = 0;
-  Witness witness_;  // of the main weights at the end of the last backward
+  std::shared_ptr<Recorder> recorder_;
+  std::optional<size_t> update_entry_;  // of the recorder, while the optimizer is at work
+  Witness witness_;                     // of the main weights at the end of the last backward
   Watch watch_;
   bool report_due_ = false;
   int64_t issued_ = 0;  // collectives
   bool recovering_ = false;
-  bool spoilt_ = false;  // gradients of the step were left incomplete by an exception
+  bool capturing_ = false;  // a graph, on the current stream
+  bool spoilt_ = false;     // gradients of the step were left incomplete by an exception
 
   // The pass.
   Phase phase_ = Phase::resting;

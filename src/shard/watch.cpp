@@ -97,11 +97,23 @@ void Watch::prepare(const std::vector<Unit*>& units, int64_t micro_batches) {
   listening_ = false;
 }
 
+int64_t Watch::bytes() const {
+  int64_t sum = 0;
+  for (const auto* tensor : {&watched_, &sums_}) {
+    if (tensor->defined()) sum += static_cast<int64_t>(tensor->nbytes());
+  }
+  for (const auto& entries : entries_) {
+    for (const auto& entry : entries) sum += entry.local.bytes() + entry.reduced.bytes();
+  }
+  return sum;
+}
+
 Watch::Entry& Watch::entry(int32_t unit, int32_t group) {
   return entries_[static_cast<size_t>(unit)][static_cast<size_t>(group)];
 }
 
 void Watch::look(const Measurement& measurement, int64_t first, const Look& look) {
+  if (watched_.is_meta()) return;
   auto* watched = static_cast<Watched*>(watched_.mutable_data_ptr());
   measurement.run(sums_.mutable_data_ptr<double>() + first, watched + first, look);
 }
@@ -119,7 +131,7 @@ void Watch::look_after_reduction(int32_t unit, int32_t group, const Moment& mome
 }
 
 void Watch::tell() {
-  if (names_.empty()) return;
+  if (names_.empty() || watched_.is_meta()) return;
   if (told_ && listening_ && !told_->query()) return;  // what is found stays until somebody listens
   host_.copy_(watched_, /*non_blocking=*/true);
   if (told_) {

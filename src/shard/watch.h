@@ -26,6 +26,8 @@ class Watch {
 
   /// Lets go of the gradients until prepare().
   void release() { entries_.clear(); }
+  /// On the device.
+  int64_t bytes() const;
   /// Gradients that are not finite are no news: somebody scales the loss and sees to them.
   void expect_overflow(bool expected) { overflows_ = expected; }
   bool expects_overflow() const { return overflows_; }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "sherd/plan/placement.h"
+#include "train/byte_size.h"
 #include "train/written.h"
 
 namespace sherd {
@@ -104,6 +105,22 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       device.emulate == 0 || device.ranks == 1, is("device.emulate", device.emulate) +
                                                     ": an emulated world has one process, but " +
                                                     is("device.ranks", device.ranks));
+  require(
+      !device.network || device.emulate > 0,
+      "device.network = " + written(device.network) +
+          ": a network is described for emulated ranks; give device.emulate, too");
+  const auto& budget = all.memory.budget;
+  if (!budget.empty() && budget != "auto") {
+    try {
+      bytes_from(budget);
+    } catch (const std::exception& error) {
+      problems.push_back("memory.budget = " + written(budget) + ": " + error.what());
+    }
+  }
+  require(
+      !all.memory.symmetric || all.memory.kind == "planned",
+      "memory.symmetric = true: memory that is registered has one address; set memory.kind = "
+      "\"planned\"");
   try {
     const auto inner = strategy_from(all.shard.strategy);
     Placement(

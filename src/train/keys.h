@@ -137,6 +137,31 @@ void keys(Section& s, Visitor&& visit) {
       "outer_strategy", s.outer_strategy,
       one_of(strategies, "what is sharded between those groups"));
   visit("prefetch", s.prefetch, up_to_bits(16, 0, "units that are gathered ahead"));
+  visit(
+      "keep_gathered", s.keep_gathered,
+      up_to_bits(
+          16, 0,
+          "last units that stay gathered from forward to backward: fewer gathers, more memory"));
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, MemorySection>
+void keys(Section& s, Visitor&& visit) {
+  visit(
+      "kind", s.kind,
+      one_of(
+          {"planned", "eager"},
+          "of gathered parameters and full gradients: in one arena at fixed addresses, or wherever "
+          "torch's allocator puts them each time"));
+  visit(
+      "budget", s.budget,
+      meaning("what all may take on the device, such as \"64GiB\"; \"auto\": what is free there. "
+              "shard.prefetch, shard.keep_gathered, train.recompute and train.recompute_layers are "
+              "then chosen for the shortest step that fits; \"\": no limit"));
+  visit(
+      "symmetric", s.symmetric,
+      meaning("the arena is NCCL's own memory, registered with its communicators before the first "
+              "step"));
 }
 
 template <class Section, class Visitor>
@@ -205,6 +230,9 @@ void keys(Section& s, Visitor&& visit) {
       "recompute", s.recompute,
       one_of({"none", "full", "selective"}, "activations that are computed again in the backward"));
   visit(
+      "recompute_layers", s.recompute_layers,
+      up_to_bits(16, 0, "the first so many layers do so; 0: all"));
+  visit(
       "validate_every", s.validate_every,
       at_least(0, "steps between validations; 0: only after the last"));
   visit(
@@ -213,6 +241,10 @@ void keys(Section& s, Visitor&& visit) {
           {"mean", "per_token"},
           "mean over the step's tokens, divided beforehand or after all ranks' tokens are "
           "counted"));
+  visit(
+      "graph", s.graph,
+      meaning("on a GPU a whole step is captured as one CUDA graph and replayed; where that can't "
+              "be, it is an error"));
   visit("tensorboard", s.tensorboard, meaning("event files beside the results"));
 }
 
@@ -231,6 +263,10 @@ void keys(Section& s, Visitor&& visit) {
           "to try out memory and speed: run alone as one rank of a world of so many; its losses "
           "mean "
           "nothing; 0: don't"));
+  visit(
+      "network", s.network,
+      path("emulated ranks: a described network (networks/, sherd network) whose time collectives "
+           "take"));
 }
 
 /// visitor(name, section) for each section.
@@ -240,6 +276,7 @@ void sections(Any& all, Visitor&& visit) {
   visit("model", all.model);
   visit("data", all.data);
   visit("shard", all.shard);
+  visit("memory", all.memory);
   visit("precision", all.precision);
   visit("optim", all.optim);
   visit("train", all.train);

@@ -173,7 +173,7 @@ std::string plots(const std::vector<StepMetrics>& steps) {
          single("Tokens per second", [](const StepMetrics& one) { return one.tokens_per_second; }) +
          single("Rate", [](const StepMetrics& one) { return one.lr; }) +
          Plot(
-             "Memory that Sherd takes on the fullest rank, MiB",
+             "Memory on the fullest rank, MiB",
              {line_of(
                   "planned", kOrange, steps,
                   [&](const StepMetrics& one) {
@@ -190,7 +190,10 @@ std::string plots(const std::vector<StepMetrics>& steps) {
 }  // namespace
 
 std::string report_html(
-    const Configuration& configuration, int64_t ranks, const std::vector<StepMetrics>& steps) {
+    const Configuration& configuration,
+    int64_t ranks,
+    const std::vector<StepMetrics>& steps,
+    const Ledger& ledger) {
   double seconds = 0;
   for (const auto& step : steps) seconds += step.step_seconds;
   std::ostringstream out;
@@ -215,8 +218,9 @@ std::string report_html(
         << " at the end";
   }
   out << ".</p>\n"
-      << plots(steps) << "<h2>Configuration</h2>\n<pre>" << escaped(to_text(configuration))
-      << "</pre>\n</body></html>\n";
+      << plots(steps) << "<h2>Memory of this rank</h2>\n<pre id=\"ledger\">"
+      << escaped(ledger.to_text()) << "</pre>\n<h2>Configuration</h2>\n<pre>"
+      << escaped(to_text(configuration)) << "</pre>\n</body></html>\n";
   return out.str();
 }
 

@@ -5,12 +5,16 @@
 #include <vector>
 
 #include "sherd/train/configuration.h"
+#include "sherd/train/ledger.h"
 #include "train/metrics.h"
 
 namespace sherd {
 
 /// One page that needs nothing else: what was trained and how it went, with plots.
 std::string report_html(
-    const Configuration& configuration, int64_t ranks, const std::vector<StepMetrics>& steps);
+    const Configuration& configuration,
+    int64_t ranks,
+    const std::vector<StepMetrics>& steps,
+    const Ledger& ledger);
 
 }  // namespace sherd

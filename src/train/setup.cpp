@@ -9,6 +9,7 @@
 #include "sherd/models/vlm.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"
+#include "sherd/train/network_file.h"
 
 namespace sherd {
 namespace {
@@ -42,6 +43,7 @@ Recompute recompute_of(const std::string& word) {
 LlamaOptions llama_of(const ModelSection& model, const TrainSection& train) {
   LlamaOptions options = model.from ? read_llama_options(*model.from) : LlamaOptions();
   options.recompute = recompute_of(train.recompute);
+  options.recompute_layers = train.recompute_layers;
   if (model.from) return options;
   options.vocab = model.vocab;
   options.dim = model.dim;
@@ -112,11 +114,17 @@ Dataset dataset_of(
   return Dataset(std::move(tokens), std::move(seen), data.seq, model.vocab);
 }
 
-World emulated_world(int64_t size, const World& alone) {
+World emulated_world(const Configuration& configuration, const World& alone) {
+  const auto& device = configuration.device;
   TORCH_CHECK_VALUE(
-      alone.size() == 1, "[train] device.emulate = ", size, " and ", alone.size(),
+      alone.size() == 1, "[train] device.emulate = ", device.emulate, " and ", alone.size(),
       " ranks: an emulated world has one process; start it alone");
-  return World::emulated({.size = size, .device = alone.device()});
+  Emulation emulation{.size = device.emulate, .device = alone.device()};
+  if (device.network) {
+    emulation.network =
+        network_of(read_network(*device.network), axes_of(configuration.shard, device.emulate));
+  }
+  return World::emulated(emulation);
 }
 
 }  // namespace
@@ -131,20 +139,27 @@ std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuratio
   return precision_of(configuration.precision).compute;
 }
 
-World world_of(const DeviceSection& device) {
+World world_of(const Configuration& configuration) {
+  const auto& device = configuration.device;
   WorldOptions options;
   if (device.kind == "cpu") options.backend = Backend::mpi;
   if (device.kind == "cuda") options.backend = Backend::nccl;
   const auto world = World::from_environment(options);
-  return device.emulate > 0 ? emulated_world(device.emulate, world) : world;
+  return device.emulate > 0 ? emulated_world(configuration, world) : world;
+}
+
+std::vector<std::pair<std::string, int64_t>> axes_of(const ShardSection& shard, int64_t ranks) {
+  TORCH_CHECK_VALUE(
+      ranks % shard.outer == 0, "[train] shard.outer = ", shard.outer,
+      ": it must divide the ranks of this run, of which there are ", ranks);
+  if (shard.outer == 1) return {{"dp", ranks}};
+  return {{"dp_outer", shard.outer}, {"dp", ranks / shard.outer}};
 }
 
 Mesh mesh_of(const ShardSection& shard, const World& world) {
-  TORCH_CHECK_VALUE(
-      world.size() % shard.outer == 0, "[train] shard.outer = ", shard.outer,
-      ": it must divide the ranks of this run, of which there are ", world.size());
-  if (shard.outer == 1) return Mesh(world, {{"dp", world.size()}});
-  return Mesh(world, {{"dp_outer", shard.outer}, {"dp", world.size() / shard.outer}});
+  std::vector<Axis> axes;
+  for (const auto& [name, size] : axes_of(shard, world.size())) axes.push_back({name, size});
+  return Mesh(world, axes);
 }
 
 ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh) {
@@ -156,11 +171,14 @@ ShardOptions shard_options_of(const Configuration& configuration, const Mesh& me
       shard.outer == 1 ? Placement(inner) : Placement(inner, strategy_from(shard.outer_strategy));
   options.precision = precision_of(configuration.precision);
   options.prefetch_depth = shard.prefetch;
+  options.memory = configuration.memory.kind == "eager" ? MemoryKind::eager : MemoryKind::planned;
+  options.symmetric = configuration.memory.symmetric;
   options.loss = configuration.train.loss == "per_token" ? Loss::per_token : Loss::mean;
   return options;
 }
 
-std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh) {
+std::shared_ptr<LanguageModel> sharded_model_of(
+    const Configuration& configuration, const Mesh& mesh) {
   const auto make = [&] {
     const MetaDevice meta;
     return make_model(configuration.model, configuration.train);
@@ -168,9 +186,20 @@ std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, cons
   auto model = make();
   if (configuration.model.from) check_llama(*model, *configuration.model.from);
   const auto options = shard_options_of(configuration, mesh);
-  for (const auto& unit : model->units()) fully_shard(unit, options);
+  const auto units = model->units();
+  for (size_t i = 0; i < units.size(); ++i) {
+    auto mine = options;
+    mine.keep_gathered =
+        std::ssize(units) - static_cast<int64_t>(i) <= configuration.shard.keep_gathered;
+    fully_shard(units[i], mine);
+  }
   fully_shard(std::shared_ptr<torch::nn::Module>(model), options);
   micro_batches(*model, configuration.data.micro_batches);
+  return model;
+}
+
+std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh) {
+  auto model = sharded_model_of(configuration, mesh);
   const auto values = [&](const std::string& name, at::IntArrayRef shape) {
     return model->initial_values(name, shape);
   };

@@ -3,6 +3,9 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"
@@ -18,11 +21,16 @@ namespace sherd {
 c10::ScalarType compute_dtype_of(const PrecisionSection& section);
 /// Of the model files of a checkpoint; none: that of the main weights.
 std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuration);
-World world_of(const DeviceSection& device);
+World world_of(const Configuration& configuration);
 /// `dp`, and `dp_outer` where ranks are in several groups.
 Mesh mesh_of(const ShardSection& shard, const World& world);
+/// Its axes, outermost first.
+std::vector<std::pair<std::string, int64_t>> axes_of(const ShardSection& shard, int64_t ranks);
 ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh);
-/// Built without memory, sharded and given its initial values. Collective.
+/// Built without memory and sharded. Collective.
+std::shared_ptr<LanguageModel> sharded_model_of(
+    const Configuration& configuration, const Mesh& mesh);
+/// The same, given its initial values. Collective.
 std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh);
 /// With the widths worked out that are 0, and all that a folder says.
 ModelSection resolved(ModelSection model);

@@ -9,19 +9,27 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 
+#include "sherd/comm/device_memory.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/train/train.h"
+#include "train/budget.h"
 #include "train/checkpoints.h"
 #include "train/event_file.h"
+#include "train/graphed_steps.h"
+#include "train/memory_probe.h"
 #include "train/metrics.h"
+#include "train/optimizer.h"
 #include "train/possible_speed.h"
 #include "train/progress.h"
+#include "train/rehearsal.h"
 #include "train/report.h"
 #include "train/results.h"
+#include "train/run_costs.h"
 #include "train/sampler.h"
 #include "train/schedule.h"
 #include "train/setup.h"
@@ -43,6 +51,8 @@ class Trainer {
 
  private:
   StepMetrics step(int64_t number, Checkpoints& checkpoints);
+  void plan_memory();
+  void compare_memory(StepMetrics& metrics);
   double validate();
   int64_t targets_in_step() const;
   double sum(double mine) const;
@@ -52,8 +62,9 @@ class Trainer {
   void say(const std::string& line);
 
   StopSignals signals_;  // from the start: large models take a while to set up
-  Configuration configuration_;
   World world_;
+  MemoryProbe probe_;
+  Configuration configuration_;
   std::optional<Results> results_;  // on the first rank
   Mesh mesh_;
   Dataset data_;
@@ -63,7 +74,8 @@ class Trainer {
   AdamW optimizer_;
   Progress progress_;
   int64_t position_ = 0;  // samples that were trained on
-  int64_t planned_bytes_ = 0;
+  Ledger ledger_;
+  std::optional<GraphedSteps> graph_;
 };
 
 Configuration with_resolved_model(Configuration configuration) {
@@ -83,27 +95,18 @@ Sampler::Options sampling_of(
       .seed = static_cast<uint64_t>(configuration.train.seed)};
 }
 
-AdamWOptions optimizer_of(const Configuration& configuration, const LanguageModel& model) {
-  const auto& optim = configuration.optim;
-  AdamWOptions options;
-  options.rate = optim.lr;
-  options.beta1 = optim.betas[0];
-  options.beta2 = optim.betas[1];
-  options.epsilon = optim.eps;
-  options.decay = optim.weight_decay;
-  options.max_norm = optim.clip.value_or(0);
-  for (const auto& item : model.named_parameters()) {
-    if (optim.decay == "matrices" && item.value().dim() < 2)
-      options.rules.push_back({.match = item.key(), .decay = 0});
-  }
-  const auto& precision = configuration.precision;
-  if (precision.recipe == "fp16" || precision.compute == "fp16") options.scaling = LossScaling{};
-  return options;
+/// Decides what a budget leaves to be decided; the same on all ranks.
+Configuration chosen(const Configuration& configuration, const World& world) {
+  if (configuration.memory.budget.empty()) return configuration;
+  PlanOptions options;
+  if (configuration.device.network) options.network = read_network(*configuration.device.network);
+  return within_budget(configuration, world.size(), options);
 }
 
 Trainer::Trainer(const Configuration& configuration)
-    : configuration_(with_resolved_model(configuration)),
-      world_(world_of(configuration.device)),
+    : world_(world_of(configuration)),
+      probe_(world_.device()),
+      configuration_(chosen(with_resolved_model(configuration), world_)),
       results_(first() ? std::optional<Results>(configuration_) : std::nullopt),
       mesh_(mesh_of(configuration.shard, world_)),
       data_(training_data_of(configuration_)),
@@ -113,7 +116,53 @@ Trainer::Trainer(const Configuration& configuration)
       optimizer_(*model_, optimizer_of(configuration_, *model_)),
       progress_(configuration.train.steps, terminal_columns()) {
   check_same_everywhere();
-  planned_bytes_ = most({program(*model_).bytes().peak() + optimizer_.allocated_bytes()})[0];
+  plan_memory();
+  if (configuration_.train.graph) {
+    TORCH_CHECK_VALUE(
+        !data_.has_images(),
+        "[train] train.graph = true: a model of kind \"vlm\" runs its tower for some batches only, "
+        "and a graph repeats one step; set train.graph = false");
+    graph_.emplace(*model_);
+  }
+}
+
+/// What the run will take, by name, before the first step.
+void Trainer::plan_memory() {
+  probe_.note_communicators();
+  const auto target = world_.device().type();
+  ledger_ = planned_ledger(
+      rehearse_on_meta(configuration_, world_.size(), target), target, world_.size());
+  probe_.correct(ledger_);
+  restart_memory_peaks(world_.device());
+  if (!configuration_.memory.budget.empty()) {
+    say("memory.budget = " + configuration_.memory.budget + ": train.recompute = \"" +
+        configuration_.train.recompute + "\", " +
+        std::to_string(configuration_.train.recompute_layers) +
+        " layers (0: all), shard.prefetch = " + std::to_string(configuration_.shard.prefetch) +
+        ", shard.keep_gathered = " + std::to_string(configuration_.shard.keep_gathered));
+  }
+  if (const auto text = symmetric_report(*model_); !text.empty()) say("symmetric memory: " + text);
+  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (world_.device().is_cuda() && connections && std::string(connections) == "1") {
+    say("CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one queue: nothing will overlap; unset "
+        "it");
+  }
+}
+
+/// On a GPU all that the device has taken is compared with all that was planned; else what Sherd
+/// allocates.
+void Trainer::compare_memory(StepMetrics& metrics) {
+  probe_.measure(ledger_, *model_, optimizer_);
+  int64_t planned = 0;
+  int64_t found = 0;
+  for (const auto& entry : ledger_.entries) {
+    if (!entry.measured) continue;
+    planned += entry.planned;
+    found += *entry.measured;
+  }
+  const auto largest = most({planned, found});
+  metrics.planned_bytes = largest[0];
+  metrics.peak_bytes = largest[1];
 }
 
 /// Ranks that train differently would wait for each other for ever.
@@ -173,25 +222,46 @@ StepMetrics Trainer::step(int64_t number, Checkpoints& checkpoints) {
   // Sherd takes the mean over the ranks; all together it is the mean over the step's targets.
   const double weight =
       per_token ? 1 : static_cast<double>(world_.size()) / static_cast<double>(targets);
-  auto total = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
-  int64_t mine = 0;
-  for (int64_t i = 0; i < data.micro_batches; ++i) {
-    const auto samples = sampler_.samples(position_, i, world_.rank());
-    if (samples.empty()) {
-      idle_pass(*model_);
-      continue;
-    }
-    const auto loss = call(*model_, data_.load(samples, world_.device()));
-    total += loss.detach();
-    for (const int64_t sample : samples) mine += data_.targets_in(sample);
-    optimizer_.scale(loss * weight).backward();
-  }
   StepMetrics metrics;
   metrics.step = number;
   metrics.lr = rate_of(configuration_.optim, train.steps, number);
-  checkpoints.before_update();
   optimizer_.set_rate(metrics.lr);
-  optimizer_.step({.tokens = per_token ? std::optional(mine) : std::nullopt});
+  std::vector<std::vector<int64_t>> samples_of;  // by micro-batch
+  int64_t mine = 0;
+  for (int64_t i = 0; i < data.micro_batches; ++i) {
+    samples_of.push_back(sampler_.samples(position_, i, world_.rank()));
+    for (const int64_t sample : samples_of.back()) mine += data_.targets_in(sample);
+  }
+  const StepOptions options{.tokens = per_token ? std::optional(mine) : std::nullopt};
+  const auto pass = [&](const Batch& batch, at::Tensor& total) {
+    const auto loss = call(*model_, batch);
+    total += loss.detach();
+    optimizer_.scale(loss * weight).backward();
+  };
+  const bool full = std::all_of(samples_of.begin(), samples_of.end(), [&](const auto& samples) {
+    return std::ssize(samples) == data.batch;
+  });
+  at::Tensor total;
+  if (graph_ && full) {
+    checkpoints.before_update();
+    std::vector<Batch> batches;
+    for (const auto& samples : samples_of) batches.push_back(data_.load(samples, world_.device()));
+    total = graph_->run(batches, [&](const std::vector<Batch>& given, at::Tensor& sum) {
+      for (const auto& batch : given) pass(batch, sum);
+      optimizer_.step(options);
+    });
+  } else {
+    total = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
+    for (const auto& samples : samples_of) {
+      if (samples.empty()) {
+        idle_pass(*model_);
+      } else {
+        pass(data_.load(samples, world_.device()), total);
+      }
+    }
+    checkpoints.before_update();
+    optimizer_.step(options);
+  }
   metrics.loss = sum(total.item<double>()) / static_cast<double>(targets);
   metrics.grad_norm = optimizer_.gradient_norm();
   metrics.step_seconds = seconds_since(begin);
@@ -200,8 +270,7 @@ StepMetrics Trainer::step(int64_t number, Checkpoints& checkpoints) {
   position_ += samples;
   metrics.tflops = model_->flops_per_token(data.seq) * metrics.tokens_per_second /
                    static_cast<double>(world_.size()) / 1e12;
-  metrics.planned_bytes = planned_bytes_;
-  metrics.peak_bytes = most({allocated_bytes(*model_) + optimizer_.allocated_bytes()})[0];
+  compare_memory(metrics);
   return metrics;
 }
 
@@ -246,7 +315,16 @@ void Trainer::run() {
   const auto begin = Clock::now();
   bool saved = true;
   for (int64_t number = start.step + 1; number <= train.steps; ++number) {
-    auto result = step(number, checkpoints);
+    auto result = [&] {
+      try {
+        return step(number, checkpoints);
+      } catch (const c10::OutOfMemoryError& error) {
+        TORCH_CHECK_WITH(
+            OutOfMemoryError, false, "[train] out of memory in step ", number, ": ",
+            advice_on_memory(configuration_, world_.size()), ". (", error.what_without_backtrace(),
+            ")");
+      }
+    }();
     const bool last = number == train.steps;
     if (validation_ && (last || (train.validate_every > 0 && number % train.validate_every == 0))) {
       result.val_loss = validate();
@@ -270,7 +348,7 @@ void Trainer::run() {
   }
   saved = checkpoints.finish() && saved;
   if (first()) {
-    results_->write("report.html", report_html(configuration_, world_.size(), steps));
+    results_->write("report.html", report_html(configuration_, world_.size(), steps, ledger_));
     say("report: " + results_->path("report.html"));
   }
   TORCH_CHECK(saved, "[train] the last checkpoint could not be saved");
@@ -279,6 +357,7 @@ void Trainer::run() {
 }  // namespace
 
 void train(const Configuration& configuration) {
+  reserve_little();
   Trainer(configuration).run();
 }
 

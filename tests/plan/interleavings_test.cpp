@@ -113,7 +113,11 @@ TEST(Interleavings, FindTwoUnitsInTheSameBytes) {
   auto program = example(over_one_axis(optim_grads_params));
   auto& slots = ProgramMutation::slots(program);
   slots[1].offset = slots[0].offset + 128;  // half of it
-  EXPECT_NE(found_in(program).find("still needed"), std::string::npos) << found_in(program);
+  const auto found = found_in(program);
+  EXPECT_TRUE(
+      found.find("still needed") != std::string::npos ||
+      found.find("are being read") != std::string::npos)
+      << found;
 }
 
 TEST(Interleavings, FindASlotThatIsNeverGivenBack) {

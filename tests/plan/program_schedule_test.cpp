@@ -165,7 +165,15 @@ TEST(ProgramSchedule, HonoursAnExplicitPrefetchList) {
   EXPECT_EQ(gathered_on_entering(forward, 3), Units({4}));
 }
 
-TEST(ProgramSchedule, AGatherNeverWaitsForAReduction) {
+bool share_bytes(const Program& program, int32_t slot, const std::string& event) {
+  const auto& mine = program.slots()[static_cast<size_t>(slot)];
+  return std::any_of(program.slots().begin(), program.slots().end(), [&](const Slot& other) {
+    return event.find("(" + other.name + ")") != std::string::npos &&
+           mine.offset < other.offset + other.bytes && other.offset < mine.offset + mine.bytes;
+  });
+}
+
+TEST(ProgramSchedule, AGatherWaitsForAReductionOnlyWhereItTakesItsBytes) {
   for (const auto& [name, program] : example_programs()) {
     for (const auto* section : program.sections()) {
       for (const auto& instruction : section->instructions) {
@@ -174,7 +182,7 @@ TEST(ProgramSchedule, AGatherNeverWaitsForAReduction) {
           const auto& what = program.events()[static_cast<size_t>(event)];
           EXPECT_TRUE(
               what == "published" || what.starts_with("released(") ||
-              what.starts_with("refreshed("))
+              what.starts_with("refreshed(") || share_bytes(program, instruction.slot, what))
               << name << ", " << section->name << ": " << what;
         }
       }
@@ -301,16 +309,81 @@ TEST(ProgramSchedule, BoundariesHoldEveryInstructionOnceInOrder) {
   }
 }
 
-TEST(ProgramSchedule, SlotsOfAProgramLieApartInTheArena) {
+TEST(ProgramSchedule, EqualUnitsKeepGradientsApartSoThatNoGatherWaitsForAReduction) {
+  for (const int64_t depth : {0, 1, 2, 3}) {
+    const auto program = Program::build(
+        units_of(9, over_one_axis(optim_grads_params)), under_a_root(9), {.prefetch_depth = depth});
+    for (const auto* section : program.sections()) {
+      for (const auto& instruction : section->instructions) {
+        if (instruction.action != Action::gather) continue;
+        for (const int32_t event : instruction.waits) {
+          const auto& what = program.events()[static_cast<size_t>(event)];
+          EXPECT_FALSE(what.starts_with("reduced(") || what.starts_with("sent(")) << what;
+        }
+      }
+    }
+  }
+}
+
+TEST(ProgramSchedule, SlotsOfAProgramFillTheArenaToItsEnd) {
   for (const auto& [name, program] : example_programs()) {
     int64_t end = 0;
     for (const auto& slot : program.slots()) {
-      EXPECT_EQ(slot.offset, end) << name << ", " << slot.name;
       EXPECT_EQ(slot.offset % 256, 0) << name << ", " << slot.name;
-      end += slot.bytes;
+      end = std::max(end, slot.offset + slot.bytes);
     }
     EXPECT_EQ(end, program.bytes().arena) << name;
+    EXPECT_GE(program.bytes().arena, program.bytes().bound) << name;
   }
+}
+
+TEST(ProgramSchedule, AnOrderOfItsOwnForEvaluationSharesTheArena) {
+  // Evaluation calls the units backwards, and leaves one out.
+  const auto units = units_of(5, over_one_axis(optim_grads_params));
+  Order evaluation{{0, true}};
+  for (const int32_t unit : {4, 3, 1}) {
+    evaluation.push_back({unit, true});
+    evaluation.push_back({unit, false});
+  }
+  evaluation.push_back({0, false});
+  const auto program =
+      Program::build(units, under_a_root(5), {}, {.evaluation = evaluation, .before = nullptr});
+  EXPECT_EQ(program.order(true), under_a_root(5));
+  EXPECT_EQ(program.order(false), evaluation);
+  EXPECT_EQ(program.forward({.train = false}).boundaries.size(), 8u);
+  EXPECT_EQ(program.forward({}).boundaries.size(), 10u);
+}
+
+TEST(ProgramSchedule, AddressesAreKeptWhereANewOrderAllowsItAndElseNamed) {
+  auto units = units_of(4, over_one_axis(optim_grads_params));
+  const auto first = Program::build(units, under_a_root(4), {});
+  const auto again =
+      Program::build(units, under_a_root(4), {.micro_batches = 3}, {.before = &first});
+  for (int32_t unit = 0; unit < 4; ++unit) {
+    const auto offset = [&](const Program& program) {
+      return program.slots()[static_cast<size_t>(program.place(unit).parameters)].offset;
+    };
+    EXPECT_EQ(offset(again), offset(first));
+  }
+  // Units 1 and 3 take turns in one slot; deeper prefetch needs both.
+  try {
+    Program::build(units, under_a_root(4), {.prefetch_depth = 2}, {.before = &first});
+    FAIL() << "two live owners at one address";
+  } catch (const std::runtime_error& error) {
+    const std::string words = error.what();
+    EXPECT_NE(words.find("the addresses can't be kept"), std::string::npos) << words;
+    EXPECT_NE(words.find("'" + units[1].name + "'"), std::string::npos) << words;
+    EXPECT_NE(words.find("'" + units[3].name + "'"), std::string::npos) << words;
+  }
+}
+
+TEST(ProgramSchedule, EagerMemoryTakesWhatIsInUseAtOnce) {
+  const auto units = units_of(9, over_one_axis(optim_grads_params));
+  const auto planned = Program::build(units, under_a_root(9), {});
+  const auto eager = Program::build(units, under_a_root(9), {.memory = MemoryKind::eager});
+  EXPECT_EQ(eager.bytes().arena, planned.bytes().bound);
+  EXPECT_EQ(eager.traffic(), planned.traffic());
+  EXPECT_NE(eager.fingerprint(), planned.fingerprint());
 }
 
 }  // namespace

@@ -33,6 +33,12 @@ struct LlamaOptions {
   bool tie_embeddings = false;  ///< the head is the embedding
   double init_std = 0.02;
   Recompute recompute = Recompute::none;
+  int64_t recompute_layers = 0;  ///< the first so many; 0: all
+
+  /// Whether a layer is computed again in this way.
+  bool recomputes(Recompute kind, int64_t layer) const {
+    return recompute == kind && (recompute_layers == 0 || layer < recompute_layers);
+  }
 };
 
 /// Llama: grouped queries, rotary positions, SwiGLU, RMSNorm. Units: each layer and, untied, the

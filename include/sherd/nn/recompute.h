@@ -25,6 +25,9 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 SHERD_API std::vector<at::Tensor> recompute_all(
     const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 
+/// Whether this thread computes something again, in a backward.
+SHERD_API bool recomputing();
+
 /// The same for a function of tensors that returns a tensor, or a tuple or vector of them.
 template <class Function, std::convertible_to<at::Tensor>... Inputs>
 auto recompute(Function function, const Inputs&... inputs) {

@@ -95,6 +95,8 @@ class SHERD_API AdamW {
   void set_progress(const Progress& progress);
   /// Bytes of the moments on this rank.
   int64_t allocated_bytes() const;
+  /// Of its tables and numbers, beside the moments.
+  int64_t control_bytes() const;
 
  private:
   struct State;

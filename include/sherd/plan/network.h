@@ -32,7 +32,8 @@ struct Link {
 /// A described network: a link per mesh axis.
 struct Network {
   std::map<std::string, Link> axes;
-  Link fallback;  ///< of axes that are not named
+  Link fallback;         ///< of axes that are not named
+  bool overlaps = true;  ///< transfers take no time of the processor that computes
 
   const Link& link(const std::string& axis) const {
     const auto found = axes.find(axis);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,7 +27,8 @@ struct GroupSpec {
   int64_t elements = 0;  ///< of the full buffer, padding included
   Placement placement{Strategy::optim_grads_params};
   PerAxis<int64_t> axis_sizes{1, 1};
-  bool has_outer = false;  ///< the mesh has an outer data-parallel axis
+  PerAxis<std::string> axes{"dp", "dp_outer"};  ///< their names
+  bool has_outer = false;                       ///< the mesh has an outer data-parallel axis
   ElementSizes bytes;
   bool trainable = true;
   /// Main and model weight have one dtype, so the main weight lies inside the model weight.
@@ -116,6 +118,8 @@ struct Boundary {
 struct Section {
   enum class Kind : uint8_t { forward, backward, update };
   Kind kind{};
+  bool train = true;  ///< forward: a backward follows
+  bool kept = false;  ///< units that stay gathered are so from an earlier forward
   std::string name;
   std::vector<Instruction> instructions;  ///< in the order in which they are issued
   std::vector<Boundary> boundaries;
@@ -125,7 +129,8 @@ struct Section {
   std::vector<int32_t> recomputed;
 };
 
-/// A byte range of the arena that units take turns in.
+/// A byte range of the arena that units take turns in. Ranges may overlap: then the units of both
+/// do.
 struct Slot {
   std::string name;
   int64_t offset = 0;
@@ -152,9 +157,17 @@ struct BackwardFlags {
   bool kept = false;
 };
 
+/// Where full parameters and gradients lie.
+enum class MemoryKind : uint8_t {
+  planned,  ///< in one arena, each at one address for life
+  eager,    ///< wherever torch's allocator puts them, each time anew
+};
+SHERD_API const char* to_text(MemoryKind kind);
+
 struct ProgramOptions {
   int64_t prefetch_depth = 1;  ///< in units
   int64_t micro_batches = 1;
+  MemoryKind memory = MemoryKind::planned;
   int64_t budget = 0;  ///< bytes that rest and arena may take; 0: no limit
   /// Reduced gradients are divided by this (the data-parallel ranks, for a mean).
   std::string loss = "mean";
@@ -165,7 +178,8 @@ struct ProgramBytes {
   int64_t model_weights = 0;
   int64_t main_weights = 0;  ///< beyond those that lie inside model weights
   int64_t main_gradients = 0;
-  int64_t arena = 0;
+  int64_t arena = 0;  ///< eager: what is taken at most at any instant
+  int64_t bound = 0;  ///< the most that is taken at any instant: no arena can be smaller
   int64_t rest() const { return model_weights + main_weights + main_gradients; }
   int64_t peak() const { return rest() + arena; }
 };
@@ -185,17 +199,32 @@ struct StepTraffic {
   StepTraffic& operator+=(const StepTraffic& other);
 };
 
+class UnitTree;
+struct Needs;
+
 /// The step as data: what each stream does at each unit's boundary, and where everything lies. A
 /// pure function of its arguments; the proof has accepted it (see proof.h).
 class SHERD_API Program {
  public:
-  /// `order` may leave units out; they keep their bytes and take no part. Throws
-  /// std::invalid_argument for an order that is not nested, and std::runtime_error with the proof's
-  /// words for a program that it refuses.
-  static Program build(std::vector<UnitSpec> units, Order order, const ProgramOptions& options);
+  /// `order` may leave units out; they keep their bytes and take no part. `more` says what else is
+  /// known. Throws std::invalid_argument for an order that is not nested, and std::runtime_error
+  /// with the proof's words for a program that it refuses.
+  struct More {
+    /// Of passes without a backward, if that is another.
+    std::optional<Order> evaluation{};
+    /// Whose addresses are to be kept. Throws std::runtime_error, naming the units, if they can't
+    /// be.
+    const Program* before = nullptr;
+  };
+  static Program build(
+      std::vector<UnitSpec> units, Order order, const ProgramOptions& options, More more);
+  static Program build(std::vector<UnitSpec> units, Order order, const ProgramOptions& options) {
+    return build(std::move(units), std::move(order), options, More());
+  }
 
   const std::vector<UnitSpec>& units() const { return units_; }
   const Order& order() const { return order_; }
+  const Order& order(bool train) const { return train || !evaluation_ ? order_ : *evaluation_; }
   const ProgramOptions& options() const { return options_; }
   const std::vector<Slot>& slots() const { return slots_; }
   const Place& place(int32_t unit) const { return places_[static_cast<size_t>(unit)]; }
@@ -221,8 +250,13 @@ class SHERD_API Program {
   friend struct ProgramMutation;  // of the tests
   Program() = default;
 
+  void build_sections(const UnitTree& tree, const UnitTree& evaluation);
+  void take_slots(const Needs& needs, const std::vector<int64_t>& offsets);
+  int32_t slot_named(const char* name) const;
+
   std::vector<UnitSpec> units_;
   Order order_;
+  std::optional<Order> evaluation_;
   ProgramOptions options_;
   std::vector<Slot> slots_;
   std::vector<Place> places_;

@@ -63,7 +63,23 @@ struct GroupReport {
   int64_t padding_bytes = 0;   ///< of all the above, on this rank
 };
 
+/// What Sherd has allocated for a model on this rank, in bytes.
+struct ModelBytes {
+  int64_t model_weights = 0;
+  int64_t main_weights = 0;  ///< beyond those that lie inside model weights
+  int64_t main_gradients = 0;
+  int64_t arena = 0;    ///< gathered parameters, full gradients, copies that are reduced
+  int64_t control = 0;  ///< what ranks tell each other, and what gradients are watched with
+  int64_t sum() const { return model_weights + main_weights + main_gradients + arena + control; }
+  friend bool operator==(const ModelBytes&, const ModelBytes&) = default;
+};
+
 // `model` is a root.
+
+SHERD_API ModelBytes model_bytes(const torch::nn::Module& model);
+/// Of symmetric memory: with how many communicators it is registered, and what NCCL makes of it;
+/// empty where it is none.
+SHERD_API std::string symmetric_report(const torch::nn::Module& model);
 
 /// Between steps; all ranks alike.
 SHERD_API void watch(const torch::nn::Module& model, const WatchOptions& options = {});

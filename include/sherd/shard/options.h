@@ -11,6 +11,7 @@
 #include "sherd/comm/mesh.h"
 #include "sherd/plan/layout.h"
 #include "sherd/plan/placement.h"
+#include "sherd/plan/program.h"
 #include "sherd/shard/precision.h"
 
 namespace torch::nn {
@@ -54,6 +55,10 @@ struct ShardOptions {
   // Of the root alone; what inner units say here is not read.
   int64_t prefetch_depth = 1;  ///< in units
   Loss loss = Loss::mean;
+  /// Where full parameters and gradients lie while a unit needs them.
+  MemoryKind memory = MemoryKind::planned;
+  /// The arena is NCCL's own memory, registered with the communicators that move it.
+  bool symmetric = false;
   int64_t budget = 0;  ///< bytes that Sherd may take on this device; 0: no limit
 };
 

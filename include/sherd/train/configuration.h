@@ -66,6 +66,13 @@ struct ShardSection {
   int64_t outer = 1;
   std::string outer_strategy = "no_shard";
   int64_t prefetch = 1;
+  int64_t keep_gathered = 0;
+};
+
+struct MemorySection {
+  std::string kind = "planned";
+  std::string budget;
+  bool symmetric = false;
 };
 
 struct PrecisionSection {
@@ -98,8 +105,10 @@ struct TrainSection {
   std::optional<std::string> export_dtype{};
   std::string save = "auto";
   std::string recompute = "none";
+  int64_t recompute_layers = 0;
   int64_t validate_every = 0;
   std::string loss = "mean";
+  bool graph = false;
   bool tensorboard = false;
 };
 
@@ -107,12 +116,14 @@ struct DeviceSection {
   std::string kind = "auto";
   int64_t ranks = 1;
   int64_t emulate = 0;
+  std::optional<std::string> network{};
 };
 
 struct Configuration {
   ModelSection model{};
   DataSection data{};
   ShardSection shard{};
+  MemorySection memory{};
   PrecisionSection precision{};
   OptimSection optim{};
   TrainSection train{};

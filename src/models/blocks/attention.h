@@ -2,7 +2,9 @@
 #pragma once
 
 #include <optional>
+#include <tuple>
 
+#include "models/blocks/norm.h"
 #include "models/blocks/rotary.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/module.h"
@@ -24,14 +26,16 @@ AttentionOptions attention_of(const LlamaOptions& options);
 struct AttentionImpl : torch::nn::Module {
   explicit AttentionImpl(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x_BSD);
+  /// {x, what attention makes of its norm}.
+  std::tuple<at::Tensor, at::Tensor> normed(const at::Tensor& x_BSD, const RmsNorm& norm);
   /// Of one token's forward.
   double flops_per_token(int64_t seq) const;
 
-  Linear query{nullptr}, key{nullptr}, value{nullptr}, output{nullptr};
+  Linear qkv{nullptr};  ///< rows of the queries, then the keys, then the values
+  Linear output{nullptr};
 
  private:
-  at::Tensor split(const at::Tensor& x) const;
-  at::Tensor turned(const at::Tensor& x_BHSd);
+  at::Tensor mixed(const at::Tensor& packed);
   AttentionOptions options_;
   std::optional<Rotary> rotary_;
 };

@@ -2,12 +2,11 @@
 // Shapes: B sequences, S positions, D dim, V vocab.
 #include "models/blocks/decoder.h"
 
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include "models/blocks/feed_forward.h"
+#include "sherd/nn/embedding.h"
 #include "sherd/nn/recompute.h"
 
 namespace sherd {
@@ -17,16 +16,37 @@ TokenEmbeddingImpl::TokenEmbeddingImpl(int64_t vocab, int64_t dim) {
 }
 
 at::Tensor TokenEmbeddingImpl::forward(const at::Tensor& tokens_BS) {
-  return at::embedding(weight, tokens_BS);
+  return sherd::embedding(weight, tokens_BS);
 }
 
-HeadImpl::HeadImpl(const LlamaOptions& options) {
+namespace {
+
+/// Who recomputes layers is short of memory: then logits are made again, too.
+HeadOptions head_of(const LlamaOptions& options) {
+  HeadOptions result;
+  result.logits = options.recompute == Recompute::full ? HeadLogits::redo : HeadLogits::keep;
+  return result;
+}
+
+at::Tensor loss_of(
+    const at::Tensor& x_BSD,
+    const at::Tensor& weight,
+    const at::Tensor& targets_BS,
+    const HeadOptions& options) {
+  return linear_cross_entropy(x_BSD.flatten(0, 1), weight, targets_BS.flatten(), options);
+}
+
+}  // namespace
+
+HeadImpl::HeadImpl(const LlamaOptions& options) : options_(head_of(options)) {
   norm = register_module("norm", RmsNorm(options.dim, options.norm_eps));
   linear = register_module("linear", plain_linear(options.dim, options.vocab));
 }
 
-at::Tensor HeadImpl::forward(const at::Tensor& x_BSD) {
-  return linear(norm(x_BSD));
+at::Tensor HeadImpl::forward(const at::Tensor& x_BSD, const at::Tensor& targets_BS) {
+  const auto y_BSD = norm(x_BSD);
+  return targets_BS.defined() ? loss_of(y_BSD, linear->weight, targets_BS, options_)
+                              : linear(y_BSD);
 }
 
 Decoder::Decoder(
@@ -52,29 +72,55 @@ at::Tensor Decoder::embedded(const Batch& batch) {
 Decoder::Result Decoder::run(const Batch& batch) {
   auto x_BSD = embedded(batch);
   Result result;
-  for (const auto& layer : layers_) {
-    const auto through = [layer](const at::Tensor& x) { return call(*layer, x); };
-    auto outputs =
-        options_.recompute == Recompute::full ? recompute(through, x_BSD) : through(x_BSD);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const auto through = [layer = layers_[i]](const at::Tensor& x) { return call(*layer, x); };
+    const bool again = options_.recomputes(Recompute::full, static_cast<int64_t>(i));
+    auto outputs = again ? recompute(through, x_BSD) : through(x_BSD);
     x_BSD = std::move(outputs[0]);
     if (outputs.size() == 1) continue;
     result.balance = result.balance.defined() ? result.balance + outputs[1] : outputs[1];
   }
-  result.logits_BSV =
-      options_.tie_embeddings ? sherd::linear(norm_(x_BSD), embedding_->weight) : head_(x_BSD);
+  result.x_BSD = std::move(x_BSD);
   return result;
 }
 
 at::Tensor Decoder::forward(const Batch& batch) {
-  const auto [logits_BSV, balance] = run(batch);
-  const auto loss = at::cross_entropy_loss(
-      logits_BSV.flatten(0, 1).to(at::kFloat), batch.targets.flatten(), {}, at::Reduction::Sum,
-      /*ignore_index=*/-100);
+  const auto [x_BSD, balance] = run(batch);
+  const auto loss =
+      options_.tie_embeddings
+          ? loss_of(norm_(x_BSD), embedding_->weight, batch.targets, head_of(options_))
+          : head_(x_BSD, batch.targets);
   return balance.defined() ? loss + (balance - balance.detach()) : loss;
 }
 
 at::Tensor Decoder::logits(const Batch& batch) {
-  return run(batch).logits_BSV;
+  const auto x_BSD = run(batch).x_BSD;
+  return options_.tie_embeddings ? sherd::linear(norm_(x_BSD), embedding_->weight) : head_(x_BSD);
+}
+
+std::vector<TensorSlice> Decoder::slices_of(const std::string& name, at::IntArrayRef shape) const {
+  const auto rows = [&](const std::string& packed,
+                        std::vector<std::pair<const char*, int64_t>> of) {
+    const auto stem = name.substr(0, name.size() - packed.size());
+    std::vector<TensorSlice> slices;
+    for (const auto& [part, count] : of) {
+      slices.push_back({stem + part + ".weight", {count, shape[1]}, {}});
+    }
+    return slices;
+  };
+  if (name.ends_with("qkv.weight")) {
+    // A tower beside the layers has as many keys as queries.
+    const bool grouped = name.rfind("layer", 0) == 0;
+    const int64_t width = options_.heads * options_.head_dim;
+    const int64_t narrow = options_.kv_heads * options_.head_dim;
+    const int64_t query = grouped ? width : shape[0] / 3;
+    const int64_t key = grouped ? narrow : shape[0] / 3;
+    return rows("qkv.weight", {{"query", query}, {"key", key}, {"value", key}});
+  }
+  if (name.ends_with("gate_up.weight")) {
+    return rows("gate_up.weight", {{"gate", shape[0] / 2}, {"up", shape[0] / 2}});
+  }
+  return LanguageModel::slices_of(name, shape);
 }
 
 std::vector<std::shared_ptr<torch::nn::Module>> Decoder::units() const {

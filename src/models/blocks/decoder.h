@@ -9,6 +9,7 @@
 #include "models/blocks/norm.h"
 #include "sherd/models/language_model.h"
 #include "sherd/models/llama.h"
+#include "sherd/nn/cross_entropy.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/module.h"
 
@@ -33,9 +34,13 @@ SHERD_MODULE(TokenEmbedding);
 /// The last norm and the head; untied, a unit.
 struct HeadImpl : torch::nn::Module {
   explicit HeadImpl(const LlamaOptions& options);
-  at::Tensor forward(const at::Tensor& x_BSD);
+  /// With targets the sum of their losses, else logits.
+  at::Tensor forward(const at::Tensor& x_BSD, const at::Tensor& targets_BS = {});
   RmsNorm norm{nullptr};
   Linear linear{nullptr};
+
+ private:
+  HeadOptions options_;
 };
 SHERD_MODULE(Head);
 
@@ -51,6 +56,8 @@ class Decoder : public LanguageModel {
   std::vector<std::shared_ptr<torch::nn::Module>> units() const override;
   std::optional<InitialValues> initial_values(
       const std::string& name, at::IntArrayRef shape) const override;
+  /// Products that are packed here are several there.
+  std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const override;
   double flops_per_token(int64_t seq) const override;
 
  protected:
@@ -59,7 +66,7 @@ class Decoder : public LanguageModel {
 
  private:
   struct Result {
-    at::Tensor logits_BSV;
+    at::Tensor x_BSD;    // after the last layer
     at::Tensor balance;  // undefined without experts
   };
   Result run(const Batch& batch);

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/blocks/feed_forward.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/silu.h>
 
+#include "sherd/nn/feed_forward.h"
+#include "sherd/nn/norm_linear.h"
 #include "sherd/nn/recompute.h"
 
 namespace sherd {
@@ -20,16 +23,26 @@ at::Tensor gated(const at::Tensor& opened, const at::Tensor& raised, bool recomp
   return recomputes ? recompute(both, opened, raised) : both(opened, raised);
 }
 
-FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes)
-    : dim_(dim), ffn_(ffn), recomputes_(recomputes) {
-  gate = register_module("gate", plain_linear(dim, ffn));
-  up = register_module("up", plain_linear(dim, ffn));
+FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute)
+    : dim_(dim), ffn_(ffn), recomputes_(recomputes), ends_recompute_(ends_recompute) {
+  gate_up = register_module("gate_up", plain_linear(dim, 2 * ffn));
   down = register_module("down", plain_linear(ffn, dim));
 }
 
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x_BSD) {
-  const auto opened = gate(x_BSD);
-  return down(gated(opened, up(x_BSD), recomputes_));
+  return sherd::feed_forward(x_BSD, gate_up->weight, down->weight, recomputes_);
+}
+
+at::Tensor FeedForwardImpl::on_top(
+    const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm) {
+  FeedForwardOptions options{.redo_gate_up = recomputes_};
+  if (recomputing()) {  // its graph is for one backward
+    options.overwrites = true;
+    options.skips_result = ends_recompute_;
+  }
+  const auto [sum_BSD, more_BSD] = norm_feed_forward(
+      x_BSD, residual_BSD, {norm->weight, norm->epsilon}, gate_up->weight, down->weight, options);
+  return sum_BSD + more_BSD;
 }
 
 double FeedForwardImpl::flops_per_token() const {

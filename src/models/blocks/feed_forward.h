@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "models/blocks/norm.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/module.h"
 
@@ -12,19 +13,24 @@ double product_flops(int64_t in, int64_t out);
 /// silu(opened) · raised; if asked, what its backward needs is computed again there.
 at::Tensor gated(const at::Tensor& opened, const at::Tensor& raised, bool recomputes);
 
-/// SwiGLU.
+/// SwiGLU. If it recomputes, the product of gate and up is made again in the backward.
 struct FeedForwardImpl : torch::nn::Module {
-  FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes);
+  /// `ends_recompute`: a recompute around it ends with its result.
+  FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute = false);
   at::Tensor forward(const at::Tensor& x_BSD);
+  /// x + residual, and what the layer makes of its norm on top.
+  at::Tensor on_top(const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm);
   /// Of one token's forward.
   double flops_per_token() const;
 
-  Linear gate{nullptr}, up{nullptr}, down{nullptr};
+  Linear gate_up{nullptr};  ///< rows of the gate, then of what it opens
+  Linear down{nullptr};
 
  private:
   int64_t dim_;
   int64_t ffn_;
   bool recomputes_;
+  bool ends_recompute_;
 };
 SHERD_MODULE(FeedForward);
 

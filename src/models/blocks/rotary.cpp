@@ -2,7 +2,6 @@
 #include "models/blocks/rotary.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/tensor.h>
 
@@ -39,23 +38,15 @@ std::vector<float> frequencies(const RotaryOptions& options) {
 
 }  // namespace
 
-void Rotary::prepare(int64_t positions, const at::TensorOptions& like) {
-  const auto numbers = at::TensorOptions().dtype(at::kFloat).device(like.device());
-  const auto frequency = at::tensor(frequencies(options_)).to(numbers.device());
-  const auto half_SD = at::outer(at::arange(positions, numbers), frequency);
-  const auto angle_SD = at::cat({half_SD, half_SD}, -1);
-  cosine_SD = angle_SD.cos().to(like.dtype());
-  sine_SD = angle_SD.sin().to(like.dtype());
-}
-
-at::Tensor Rotary::operator()(const at::Tensor& x_BHSD) {
-  const int64_t positions = x_BHSD.size(-2);
-  const bool known = cosine_SD.defined() && cosine_SD.size(0) == positions &&
-                     cosine_SD.device() == x_BHSD.device() &&
-                     cosine_SD.scalar_type() == x_BHSD.scalar_type();
-  if (!known) prepare(positions, x_BHSD.options());
-  const auto halves = x_BHSD.chunk(2, -1);
-  return x_BHSD * cosine_SD + at::cat({-halves[1], halves[0]}, -1) * sine_SD;
+const RotaryTables& Rotary::tables(int64_t positions, c10::Device device) {
+  const bool known = tables_.cosine.defined() && tables_.cosine.size(0) == positions &&
+                     tables_.cosine.device() == device;
+  if (known) return tables_;
+  const auto numbers = at::TensorOptions().dtype(at::kFloat).device(device);
+  const auto frequency = at::tensor(frequencies(options_)).to(device);
+  const auto angle_Sd = at::outer(at::arange(positions, numbers), frequency);
+  tables_ = {angle_Sd.cos(), angle_Sd.sin()};
+  return tables_;
 }
 
 }  // namespace sherd

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "sherd/models/llama.h"
+#include "sherd/nn/attention.h"
 
 namespace sherd {
 
@@ -19,15 +20,12 @@ struct RotaryOptions {
 class Rotary {
  public:
   explicit Rotary(const RotaryOptions& options) : options_(options) {}
-  /// Turns x_BHSD by the positions 0 … S-1: dim i of a head goes with dim i + D/2.
-  at::Tensor operator()(const at::Tensor& x_BHSD);
+  /// Of the positions 0 … S-1: dim i of a head goes with dim i + d/2.
+  const RotaryTables& tables(int64_t positions, c10::Device device);
 
  private:
-  void prepare(int64_t positions, const at::TensorOptions& like);
-
   RotaryOptions options_;
-  at::Tensor cosine_SD;
-  at::Tensor sine_SD;
+  RotaryTables tables_;
 };
 
 }  // namespace sherd

@@ -39,12 +39,12 @@ struct HybridLayer final : Layer {
   Mixer mixer{nullptr};
 };
 
-std::shared_ptr<Layer> make_layer(char letter, const HybridOptions& options) {
+std::shared_ptr<Layer> make_layer(char letter, int64_t number, const HybridOptions& options) {
   const auto& base = options.base;
   const auto layer = [&](const auto& mixer) -> std::shared_ptr<Layer> {
     return std::make_shared<HybridLayer<std::decay_t<decltype(mixer)>>>(options, mixer);
   };
-  const bool recomputes = base.recompute == Recompute::selective;
+  const bool recomputes = base.recomputes(Recompute::selective, number);
   switch (letter) {
     case 'M': return layer(Mamba(base.dim, base.norm_eps, options.mamba));
     case '*': return layer(Attention(attention_of(base)));
@@ -91,7 +91,7 @@ std::shared_ptr<LanguageModel> make_hybrid(const HybridOptions& options) {
   std::vector<std::shared_ptr<Layer>> layers;
   for (int64_t i = 0; i < options.base.layers; ++i) {
     const auto letter = options.pattern[static_cast<size_t>(i) % options.pattern.size()];
-    layers.push_back(make_layer(letter, options));
+    layers.push_back(make_layer(letter, i, options));
   }
   return std::make_shared<Hybrid>(options, layers);
 }

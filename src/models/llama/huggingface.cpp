@@ -246,9 +246,10 @@ void check_llama(const LanguageModel& model, const std::string& folder) {
   const Weights weights{fs::path(folder)};
   std::set<std::string> known;
   for (const auto& item : model.named_parameters()) {
-    const auto name = huggingface_name(item.key());
-    weights.check(name, item.value().sizes());
-    known.insert(name);
+    for (const auto& slice : model.slices_of(item.key(), item.value().sizes())) {
+      weights.check(slice.tensor, slice.shape);
+      known.insert(slice.tensor);
+    }
   }
   for (const auto& name : weights.names()) {
     // Tied, the head may stand there once more; the angles are a function of config.json.
@@ -271,7 +272,12 @@ void load_llama(LanguageModel& model, const std::string& folder) {
       for (const auto& item : module.named_parameters()) {
         const auto name = prefix + item.key();
         if (std::exchange(loaded[name], true)) continue;  // of a unit inside
-        item.value().copy_(weights.read(huggingface_name(name)));
+        int64_t row = 0;
+        for (const auto& slice : model.slices_of(name, item.value().sizes())) {
+          const auto values = weights.read(slice.tensor);
+          item.value().narrow(0, row, values.size(0)).copy_(values);
+          row += values.size(0);
+        }
       }
     });
   };

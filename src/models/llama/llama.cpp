@@ -11,18 +11,20 @@ namespace sherd {
 namespace {
 
 struct LlamaLayer final : Layer {
-  explicit LlamaLayer(const LlamaOptions& options) {
+  LlamaLayer(const LlamaOptions& options, int64_t number) {
     attention_norm = register_module("attention_norm", RmsNorm(options.dim, options.norm_eps));
     attention = register_module("attention", Attention(attention_of(options)));
     feed_forward_norm =
         register_module("feed_forward_norm", RmsNorm(options.dim, options.norm_eps));
     feed_forward = register_module(
         "feed_forward",
-        FeedForward(options.dim, options.ffn, options.recompute == Recompute::selective));
+        FeedForward(
+            options.dim, options.ffn, options.recomputes(Recompute::selective, number),
+            options.recomputes(Recompute::full, number)));
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
-    const auto mixed_BSD = x_BSD + attention(attention_norm(x_BSD));
-    return {mixed_BSD + feed_forward(feed_forward_norm(mixed_BSD))};
+    const auto [same_BSD, mixed_BSD] = attention->normed(x_BSD, attention_norm);
+    return {feed_forward->on_top(mixed_BSD, same_BSD, feed_forward_norm)};
   }
   double flops_per_token(int64_t seq) const override {
     return attention->flops_per_token(seq) + feed_forward->flops_per_token();
@@ -38,7 +40,9 @@ class Llama final : public Decoder {
       : Decoder("llama", options, llama_layers(options)), config_(huggingface_config(options)) {}
   std::vector<TensorSlice> slices_of(
       const std::string& name, at::IntArrayRef shape) const override {
-    return {{huggingface_name(name), shape.vec(), {}}};
+    auto slices = Decoder::slices_of(name, shape);
+    for (auto& slice : slices) slice.tensor = huggingface_name(slice.tensor);
+    return slices;
   }
   std::optional<std::string> config() const override { return config_; }
 
@@ -51,7 +55,7 @@ class Llama final : public Decoder {
 std::vector<std::shared_ptr<Layer>> llama_layers(const LlamaOptions& options) {
   std::vector<std::shared_ptr<Layer>> layers;
   for (int64_t i = 0; i < options.layers; ++i) {
-    layers.push_back(std::make_shared<LlamaLayer>(options));
+    layers.push_back(std::make_shared<LlamaLayer>(options, i));
   }
   return layers;
 }

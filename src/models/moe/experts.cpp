@@ -3,7 +3,6 @@
 // · K rows of all experts, F width inside an expert.
 #include "models/moe/experts.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -12,17 +11,9 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
+#include "sherd/nn/autocast.h"
+
 namespace sherd {
-namespace {
-
-/// What products are made in here. Autocasting does not know grouped products.
-at::ScalarType product_dtype(const at::Tensor& x) {
-  const auto device = x.device().type();
-  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device)
-                                                   : x.scalar_type();
-}
-
-}  // namespace
 
 Routing route(const at::Tensor& logits_BSE, int64_t top_k) {
   const int64_t sequences = logits_BSE.size(0);
@@ -58,8 +49,7 @@ ExpertsImpl::ExpertsImpl(int64_t dim, const ExpertOptions& options, bool recompu
 std::vector<at::Tensor> ExpertsImpl::forward(const at::Tensor& x_BSD) {
   // A choice between near equals must not depend on how products are rounded.
   const auto logits_BSE = [&] {
-    const c10::impl::ExcludeDispatchKeyGuard precise(
-        at::autocast::get_autocast_dispatch_key_from_device_type(x_BSD.device().type()));
+    const WithoutAutocast precise(x_BSD);
     return at::linear(x_BSD.to(at::kFloat), router.to(at::kFloat));
   }();
   const auto routing = route(logits_BSE, options_.top_k);
@@ -78,7 +68,7 @@ at::Tensor ExpertsImpl::chosen_experts(const at::Tensor& x_TD, const Routing& ro
   const auto counts_E = at::zeros({options_.count}, expert_R.options())
                             .scatter_add(0, expert_R, at::ones_like(expert_R));
   const auto ends_E = counts_E.cumsum(0).to(at::kInt);
-  const auto dtype = product_dtype(x_TD);
+  const auto dtype = product_dtype(x_TD);  // autocasting does not know grouped products
   const auto product = [&](const at::Tensor& rows, const at::Tensor& weight) {
     return at::_grouped_mm(rows, weight.to(dtype).transpose(1, 2), ends_E);
   };

@@ -9,13 +9,14 @@ namespace sherd {
 namespace {
 
 struct MoeLayer final : Layer {
-  explicit MoeLayer(const MoeOptions& options) {
+  MoeLayer(const MoeOptions& options, int64_t number) {
     const auto& base = options.base;
     attention_norm = register_module("attention_norm", RmsNorm(base.dim, base.norm_eps));
     attention = register_module("attention", Attention(attention_of(base)));
     experts_norm = register_module("experts_norm", RmsNorm(base.dim, base.norm_eps));
     experts = register_module(
-        "experts", Experts(base.dim, options.experts, base.recompute == Recompute::selective));
+        "experts",
+        Experts(base.dim, options.experts, base.recomputes(Recompute::selective, number)));
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
     const auto mixed_BSD = x_BSD + attention(attention_norm(x_BSD));
@@ -35,7 +36,7 @@ struct MoeLayer final : Layer {
 std::shared_ptr<LanguageModel> make_moe(const MoeOptions& options) {
   std::vector<std::shared_ptr<Layer>> layers;
   for (int64_t i = 0; i < options.base.layers; ++i) {
-    layers.push_back(std::make_shared<MoeLayer>(options));
+    layers.push_back(std::make_shared<MoeLayer>(options, i));
   }
   return std::make_shared<Decoder>("moe", options.base, layers);
 }

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_command.h"
+
+#include <c10/util/Exception.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "sherd/train/configuration.h"
+#include "sherd/train/network_file.h"
+#include "written_file.h"
+
+namespace sherd::app {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// ---- processes ---------------------------------------------------------------------------------
+/// Runs a program whose results come in a file and waits; nothing where it fails. What it says goes
+/// where progress goes.
+std::optional<Json> result_of(std::vector<std::string> words, const char* option_of_file) {
+  const auto file = std::filesystem::temp_directory_path() /
+                    ("sherd-bench-" + std::to_string(getpid()) + ".json");
+  words.insert(words.end(), {option_of_file, file.string()});
+  std::vector<char*> arguments;
+  for (auto& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+  pid_t child = 0;
+  const int error =
+      posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  TORCH_CHECK(error == 0, "[bench] ", words[0], " can't be started: ", std::strerror(error));
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  auto json = Json::parse(std::ifstream(file), nullptr, /*allow_exceptions=*/false);
+  std::error_code ignored;
+  std::filesystem::remove(file, ignored);
+  if (status != 0 || !json.is_object()) return std::nullopt;
+  return json;
+}
+
+/// The one that the build knows; where it is not there, the machine's own.
+std::string python() {
+  return access(SHERD_PYTHON, X_OK) == 0 ? SHERD_PYTHON : "python3";
+}
+
+// ---- what is printed ---------------------------------------------------------------------------
+std::string format(const char* how, auto... args) {
+  std::array<char, 256> text{};
+  std::snprintf(text.data(), text.size(), how, args...);
+  return text.data();
+}
+
+/// One value in a format; nothing where nobody measured it.
+std::string shown(const Json& json, const char* key, const char* how) {
+  const auto found = json.find(key);
+  if (found == json.end() || !found->is_number()) return "";
+  return format(how, found->get<double>());
+}
+
+std::string bytes_shown(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  if (found == json.end() || !found->is_number()) return "";
+  constexpr double kMiB = 1 << 20;
+  const auto bytes = found->get<double>();
+  return bytes >= 1024 * kMiB ? format("%.1f GiB", bytes / 1024 / kMiB)
+                              : format("%.1f MiB", bytes / kMiB);
+}
+
+std::string percent(const Json& json, const char* key) {
+  return format("%.1f %%", 100 * json[key].get<double>());
+}
+
+std::string joined(const std::vector<std::string>& words, const char* between) {
+  std::string text;
+  for (const auto& word : words) {
+    if (!word.empty()) text += (text.empty() ? "" : between) + word;
+  }
+  return text;
+}
+
+/// A pair that is known whole or not at all.
+std::string pair_of(const std::string& one, const char* between, const std::string& other) {
+  return one.empty() || other.empty() ? "" : one + between + other;
+}
+
+/// One variant for people.
+std::string line_of(const Json& one) {
+  const auto& memory = one["memory"];
+  const auto power = joined(
+      {shown(one, "joules", "%.0f J"), shown(one, "watts", "%.0f W"),
+       shown(one, "sm_mhz", "%.0f MHz")},
+      ", ");
+  const auto planned =
+      pair_of(bytes_shown(memory, "planned") + " planned", ", ", bytes_shown(memory, "measured"));
+  const auto allocated =
+      pair_of(bytes_shown(memory, "allocated"), " allocated, ", bytes_shown(memory, "reserved"));
+  auto line = joined(
+      {one["name"].get<std::string>() + ": " + shown(one, "tflops", "%.4g TFLOP/s"),
+       percent(one, "share_of_limit") + " of " + shown(one, "limit_tflops", "%.4g"),
+       shown(one, "seconds", "%.4g s a step"), power, planned.empty() ? "" : planned + " measured",
+       allocated.empty() ? "" : allocated + " reserved"},
+      "; ");
+  const auto peer = one.find("peer");
+  if (peer == one.end()) return line + "\n";
+  return line + "\n  " +
+         joined(
+             {"FSDP2: " + shown(*peer, "tflops", "%.4g TFLOP/s"),
+              shown(*peer, "seconds", "%.4g s a step"),
+              joined(
+                  {shown(*peer, "joules", "%.0f J"), shown(*peer, "watts", "%.0f W"),
+                   shown(*peer, "sm_mhz", "%.0f MHz")},
+                  ", "),
+              pair_of(
+                  shown(*peer, "allocated_gib", "%.1f GiB allocated"), ", ",
+                  shown(*peer, "reserved_gib", "%.1f GiB reserved")),
+              shown(one, "times_the_peer", "Sherd is %.3f times as fast")},
+             "; ") +
+         "\n";
+}
+
+struct Column {
+  std::string title;
+  std::vector<std::string> cells;
+};
+
+std::vector<Column> columns_of(const Json& variants) {
+  std::vector<Column> columns;
+  const auto add = [&](const char* title, auto cell_of) {
+    Column column{title, {}};
+    for (const auto& one : variants) column.cells.push_back(cell_of(one, one["memory"]));
+    const auto& cells = column.cells;
+    const bool known = std::any_of(
+        cells.begin(), cells.end(), [](const std::string& cell) { return !cell.empty(); });
+    if (known) columns.push_back(std::move(column));
+  };
+  const auto peer_of = [](const Json& one) { return one.value("peer", Json::object()); };
+  add("variant", [](const Json& one, const Json&) {
+    return "`" + one["name"].get<std::string>() + "`: " + one["about"].get<std::string>();
+  });
+  add("TFLOP/s", [](const Json& one, const Json&) { return shown(one, "tflops", "%.4g"); });
+  add("of the limit", [](const Json& one, const Json&) { return percent(one, "share_of_limit"); });
+  add("step, s", [](const Json& one, const Json&) { return shown(one, "seconds", "%.4g"); });
+  add("J a step", [](const Json& one, const Json&) { return shown(one, "joules", "%.0f"); });
+  add("W", [](const Json& one, const Json&) { return shown(one, "watts", "%.0f"); });
+  add("MHz", [](const Json& one, const Json&) { return shown(one, "sm_mhz", "%.0f"); });
+  add("memory planned / measured", [](const Json&, const Json& memory) {
+    return pair_of(bytes_shown(memory, "planned"), " / ", bytes_shown(memory, "measured"));
+  });
+  add("allocated / reserved", [](const Json&, const Json& memory) {
+    return pair_of(bytes_shown(memory, "allocated"), " / ", bytes_shown(memory, "reserved"));
+  });
+  add("FSDP2 TFLOP/s",
+      [&](const Json& one, const Json&) { return shown(peer_of(one), "tflops", "%.4g"); });
+  add("its GiB", [&](const Json& one, const Json&) {
+    return pair_of(
+        shown(peer_of(one), "allocated_gib", "%.1f"), " / ",
+        shown(peer_of(one), "reserved_gib", "%.1f"));
+  });
+  add("its J", [&](const Json& one, const Json&) { return shown(peer_of(one), "joules", "%.0f"); });
+  add("times as fast",
+      [](const Json& one, const Json&) { return shown(one, "times_the_peer", "%.3f"); });
+  return columns;
+}
+
+/// Markdown, with what made it.
+std::string table_of(const Json& all) {
+  const auto& variants = all["variants"];
+  if (variants.empty()) return "";
+  const auto columns = columns_of(variants);
+  std::string text;
+  const auto row = [&](auto cell_of) {
+    for (const auto& column : columns) text += "| " + cell_of(column) + " ";
+    text += "|\n";
+  };
+  row([](const Column& column) { return column.title; });
+  row([](const Column&) { return std::string("---"); });
+  for (size_t i = 0; i < variants.size(); ++i) {
+    row([&](const Column& column) { return column.cells[i]; });
+  }
+  const auto& first = variants[0];
+  return "On one " + first["device"].get<std::string>() + ", whose limit is " +
+         shown(first, "limit_tflops", "%.4g") + " TFLOP/s, by `" +
+         all["command"].get<std::string>() + "`:\n\n" + text;
+}
+
+}  // namespace
+
+// ---- the command -------------------------------------------------------------------------------
+BenchCommand::BenchCommand(CLI::App& app)
+    : command_(app.add_subcommand(
+          "bench", "Measure speed, energy and memory of the reference workloads on this device")) {
+  std::string names;
+  for (const auto& variant : bench_variants()) {
+    names += "\n" + variant.name + ": " + variant.about;
+  }
+  command_->add_option("--only", only_, "Some of the variants:" + names)->delimiter(',');
+  command_->add_flag("--quick", quick_, "Tiny models and short sequences, to try it out");
+  command_->add_option("--device", device_, "auto: cuda where there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  command_->add_option(
+      "--network", network_,
+      "A described network (networks/, sherd network); else it costs nothing");
+  command_->add_option("--steps", steps_, "Steps that are timed")->check(CLI::PositiveNumber);
+  command_
+      ->add_option(
+          "--load", load_,
+          "Seconds of steps before them, so that clocks settle; else 10 on a GPU, 0 on CPU")
+      ->check(CLI::NonNegativeNumber);
+  command_->add_flag("--peers", peers_, "Run PyTorch's FSDP2 on the same, too: " SHERD_PEERS);
+  command_->add_option("--json", json_, "Write all of it")->type_name("FILE");
+  command_->add_flag("--table", table_, "Print a Markdown table, with the command that made it");
+  command_->add_flag("--here", here_, "One variant in this process, to --json")->group("");
+}
+
+std::vector<BenchVariant> BenchCommand::chosen() const {
+  if (only_.empty()) return bench_variants();
+  std::vector<BenchVariant> result;
+  for (const auto& name : only_) result.push_back(bench_variant(name));
+  return result;
+}
+
+void BenchCommand::run_here() const {
+  TORCH_CHECK_VALUE(
+      only_.size() == 1 && !json_.empty(),
+      "[bench] --here runs one variant: --only NAME --json FILE");
+  BenchOptions options{.quick = quick_, .device = device_, .steps = steps_, .load = load_};
+  if (!network_.empty()) options.network = read_network(network_);
+  options.say = [](const std::string& line) { std::cerr << line << std::endl; };
+  write_file(json_, to_json(bench(only_.front(), options)));
+}
+
+std::vector<std::string> BenchCommand::words_for_sherd(const BenchVariant& variant) const {
+  const auto program = std::filesystem::read_symlink("/proc/self/exe").string();
+  std::vector<std::string> words{program,      "bench",    "--here", "--only",
+                                 variant.name, "--device", device_};
+  words.insert(words.end(), {"--steps", std::to_string(steps_)});
+  if (load_) words.insert(words.end(), {"--load", format("%g", *load_)});
+  if (!network_.empty()) words.insert(words.end(), {"--network", network_});
+  if (quick_) words.emplace_back("--quick");
+  return words;
+}
+
+/// As Sherd was run.
+std::vector<std::string> BenchCommand::words_for_peer(
+    const BenchVariant& variant, double load) const {
+  std::vector<std::string> words{python(), SHERD_PEERS, "--device", device_};
+  words.insert(words.end(), variant.peer.begin(), variant.peer.end());
+  words.insert(words.end(), {"--steps", std::to_string(steps_)});
+  words.insert(words.end(), {"--seconds-of-load", format("%g", load)});
+  if (quick_) words.emplace_back("--quick");
+  return words;
+}
+
+std::string BenchCommand::whole_command() const {
+  std::vector<std::string> words{"./sherd", "bench"};
+  std::string names;
+  for (const auto& name : only_) names += (names.empty() ? "" : ",") + name;
+  if (!names.empty()) words.insert(words.end(), {"--only", names});
+  if (quick_) words.emplace_back("--quick");
+  if (device_ != "auto") words.insert(words.end(), {"--device", device_});
+  if (!network_.empty()) words.insert(words.end(), {"--network", network_});
+  if (steps_ != 10) words.insert(words.end(), {"--steps", std::to_string(steps_)});
+  if (load_) words.insert(words.end(), {"--load", format("%g", *load_)});
+  if (peers_) words.emplace_back("--peers");
+  if (table_) words.emplace_back("--table");
+  return joined(words, " ");
+}
+
+/// Each variant in a process of its own: its memory is then all its own, the device is free for the
+/// peer, and one that fails does not take the others with it.
+int BenchCommand::run_each() const {
+  Json all{{"command", whole_command()}, {"quick", quick_}, {"variants", Json::array()}};
+  int code = 0;
+  for (const auto& variant : chosen()) {
+    auto result = result_of(words_for_sherd(variant), "--json");
+    if (!result) {
+      std::cerr << variant.name << ": failed; see above" << std::endl;
+      code = 1;
+      continue;
+    }
+    if (peers_ && !variant.peer.empty()) {
+      const auto load = (*result)["seconds_of_load"].get<double>();
+      if (const auto peer = result_of(words_for_peer(variant, load), "--out")) {
+        (*result)["peer"] = *peer;
+        (*result)["times_the_peer"] =
+            (*peer)["seconds"].get<double>() / (*result)["seconds"].get<double>();
+      } else {
+        std::cerr << variant.name << ": FSDP2 failed; see above" << std::endl;
+        code = 1;
+      }
+    }
+    std::cout << line_of(*result) << std::flush;
+    all["variants"].push_back(std::move(*result));
+    if (!json_.empty()) write_file(json_, all.dump(1) + "\n");  // now: a later one may be cut short
+  }
+  if (table_) std::cout << '\n' << table_of(all);
+  return code;
+}
+
+int BenchCommand::run() const {
+  try {
+    if (!here_) return run_each();
+    run_here();
+  } catch (const ConfigurationError& error) {
+    std::cerr << error.what() << '\n';
+    return 2;
+  } catch (const c10::ValueError& error) {
+    std::cerr << error.what_without_backtrace() << '\n';
+    return 2;
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << '\n';
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace sherd::app

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network_command.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+#include "local_ranks.h"
+#include "sherd/train/measure_network.h"
+
+namespace sherd::app {
+namespace {
+
+/// A line per size: what each collective took, and what the link says of both.
+void print_table(
+    const NetworkFile& file, const std::vector<TimedCollective>& timed, int64_t ranks) {
+  std::fprintf(
+      stderr, "%10s %14s %14s %14s %8s\n", "KiB", "all_gather", "reduce_scatter", "predicted",
+      "error");
+  for (size_t i = 0; i + 1 < timed.size(); i += 2) {
+    const auto& gather = timed[i];
+    const auto& reduce = timed[i + 1];
+    const double predicted = seconds(file.inside, gather.collective, gather.bytes, ranks);
+    const double mean = (gather.seconds + reduce.seconds) / 2;
+    std::fprintf(
+        stderr, "%10lld %11.3f ms %11.3f ms %11.3f ms %+7.1f%%\n",
+        static_cast<long long>(gather.bytes / 1024), gather.seconds * 1e3, reduce.seconds * 1e3,
+        predicted * 1e3, (predicted / mean - 1) * 100);
+  }
+}
+
+void write_to(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  TORCH_CHECK(file, "[network] ", path, " can't be written: give another path with --out");
+}
+
+}  // namespace
+
+NetworkCommand::NetworkCommand(CLI::App& app)
+    : command_(app.add_subcommand(
+          "network", "Measure the network between ranks, and describe it for a plan")) {
+  command_->add_option("--ranks", ranks_, "Ranks to start on this machine")
+      ->check(CLI::PositiveNumber);
+  command_->add_option("--out", out_, "A file to write the description to")->type_name("FILE");
+}
+
+void NetworkCommand::measure() const {
+  const auto world = World::from_environment();
+  std::vector<TimedCollective> timed;
+  const auto network = measure_network(world, &timed);
+  if (world.rank() != 0) return;
+  print_table(network, timed, world.size());
+  const auto text = to_text(network);
+  std::cout << text << std::flush;
+  if (!out_.empty()) write_to(out_, text);
+}
+
+int NetworkCommand::run(char** arguments) const {
+  if (ranks_ && *ranks_ > 1 && !has_launcher()) return start_local_ranks(*ranks_, arguments);
+  if (ranks_ && has_launcher() && *ranks_ != launched_ranks()) {
+    std::cerr << rank_text() << "--ranks " << *ranks_ << ": a launcher has started "
+              << launched_ranks() << " ranks; leave --ranks out\n";
+    return 2;
+  }
+  // Ranks of one machine share its cores, as they will in training.
+  if (!std::getenv("OMP_NUM_THREADS")) {
+    const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+    at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / local_ranks())));
+  }
+  try {
+    measure();
+  } catch (const c10::ValueError& error) {
+    std::cerr << rank_text() << error.what_without_backtrace() << std::endl;
+    return 2;
+  } catch (const c10::Error& error) {
+    std::cerr << rank_text() << error.what_without_backtrace() << std::endl;
+    return 1;
+  } catch (const std::exception& error) {
+    std::cerr << rank_text() << error.what() << std::endl;
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace sherd::app

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rehearse_command.h"
+
+#include <c10/util/Exception.h>
+
+#include <iostream>
+
+#include "sherd/plan/trace.h"
+#include "sherd/train/rehearse.h"
+#include "written_file.h"
+
+namespace sherd::app {
+
+RehearseCommand::RehearseCommand(CLI::App& app)
+    : command_(app.add_subcommand(
+          "rehearse", "Run a run's steps on this device as one rank of a world that isn't there")) {
+  command_->add_option("FILE", file_, "The configuration")->required();
+  command_->add_option("--set", overrides_, "section.key=value, instead of what the file says")
+      ->type_name("KEY=VALUE")
+      ->take_all();
+  command_->add_option("--world", worlds_, "Ranks; several, as 8,64,512, give a scaling curve")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 65536));
+  command_->add_option(
+      "--network", network_,
+      "A described network (networks/, sherd network); else it costs nothing");
+  command_->add_option("--steps", steps_, "Steps that are timed")->check(CLI::PositiveNumber);
+  command_->add_option("--load", load_, "Seconds of steps before them, so that clocks settle")
+      ->check(CLI::NonNegativeNumber);
+  command_->add_option("--times", times_, "Write the measured unit times, for sherd plan")
+      ->type_name("FILE");
+  command_->add_option("--html", html_, "Write a page that shows it")->type_name("FILE");
+  command_->add_option("--trace", trace_, "Write the planned and the real step for Perfetto")
+      ->type_name("FILE");
+  command_->add_option("--profile", profile_, "Write a Chrome trace of one step's kernels")
+      ->type_name("FILE");
+  command_->add_flag("--json", json_, "Print all of it as JSON");
+}
+
+int RehearseCommand::run() const {
+  try {
+    rehearse();
+  } catch (const ConfigurationError& error) {
+    std::cerr << error.what() << '\n';
+    return 2;
+  } catch (const c10::ValueError& error) {
+    std::cerr << error.what_without_backtrace() << '\n';
+    return 2;
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << '\n';
+    return 1;
+  }
+  return 0;
+}
+
+void RehearseCommand::rehearse() const {
+  RehearseOptions options{.worlds = worlds_, .steps = steps_, .load = load_, .profile = profile_};
+  if (!network_.empty()) options.network = read_network(network_);
+  options.say = [](const std::string& line) { std::cerr << line << std::endl; };
+  const auto worlds = sherd::rehearse(read_configuration(file_, overrides_), options);
+  const auto& first = worlds.front();
+  if (!times_.empty()) write_file(times_, to_json(first.times));
+  if (!html_.empty()) write_file(html_, first.plan.to_html());
+  if (!trace_.empty()) {
+    const TraceProcess both[]{
+        {"planned", trace_events(first.plan.program, *first.plan.timeline)},
+        {"real", trace_events(first.plan.program, first.real)}};
+    write_file(trace_, chrome_trace(both));
+  }
+  std::cout << (json_ ? first.plan.to_json() + "\n" : first.plan.to_text());
+}
+
+}  // namespace sherd::app

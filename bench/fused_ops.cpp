@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// What share of a copy's bandwidth the fused kernels reach at the shapes of an 8 B model:
+// fused_ops [SECONDS OF WARM-UP] [DEVICE]. Counts the bytes that must move, each once.
+#include <ATen/ATen.h>
+#include <torch/cuda.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/swiglu.h"
+
+namespace {
+
+c10::Device device("cuda");
+int64_t tokens = 8192;
+int64_t dim = 4096;
+int64_t ffn = 14336;
+int64_t vocab = 128256;
+int64_t chunk = 2048;
+constexpr int64_t kHeads = 32, kKvHeads = 8, kHeadDim = 128;
+constexpr int kSets = 4;  // of tensors that take turns, so that none waits in the L2 cache
+double warm_up = 5;
+double copy_rate = 0;
+
+double seconds() {
+  if (device.is_cuda()) torch::cuda::synchronize();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Of one run.
+double time_of(const std::function<void(size_t)>& run) {
+  for (const double begin = seconds(); seconds() - begin < warm_up / 10;) {
+    for (int i = 0; i < 20; ++i) run(static_cast<size_t>(i % kSets));
+  }
+  std::vector<double> rounds;
+  for (int round = 0; round < 9; ++round) {
+    const double begin = seconds();
+    for (int i = 0; i < 20; ++i) run(static_cast<size_t>(i % kSets));
+    rounds.push_back((seconds() - begin) / 20);
+  }
+  std::sort(rounds.begin(), rounds.end());
+  return rounds[rounds.size() / 2];
+}
+
+void report(const std::string& name, int64_t bytes, const std::function<void(size_t)>& run) {
+  const double taken = time_of(run);
+  const double rate = static_cast<double>(bytes) / taken;
+  std::printf(
+      "%-44s %8.1f us %7.1f GB/s %4.0f %% of the copy\n", name.c_str(), taken * 1e6, rate / 1e9,
+      100 * rate / copy_rate);
+  std::fflush(stdout);
+}
+
+at::Tensor narrow_random(at::IntArrayRef shape) {
+  return at::randn(shape, at::TensorOptions(at::kBFloat16).device(device));
+}
+at::Tensor wide_empty(at::IntArrayRef shape) {
+  return at::empty(shape, at::TensorOptions(at::kFloat).device(device));
+}
+std::vector<at::Tensor> sets(at::IntArrayRef shape) {
+  std::vector<at::Tensor> result;
+  for (int i = 0; i < kSets; ++i) result.push_back(narrow_random(shape));
+  return result;
+}
+
+void measure_copy() {
+  const int64_t bytes = int64_t{1} << (device.is_cuda() ? 30 : 20);
+  const auto from = at::zeros({bytes}, at::TensorOptions(at::kByte).device(device));
+  const auto to = at::empty_like(from);
+  for (const double begin = seconds(); seconds() - begin < warm_up;) to.copy_(from);
+  copy_rate = 2 * static_cast<double>(bytes) / time_of([&](size_t) { to.copy_(from); });
+  std::printf("copy: %.1f GB/s\n", copy_rate / 1e9);
+}
+
+void measure_rms_norm() {
+  const auto x = sets({tokens, dim}), residual = sets({tokens, dim}), y = sets({tokens, dim}),
+             sum = sets({tokens, dim});
+  const auto weight = narrow_random({dim});
+  const auto scale = wide_empty({tokens}), weight_gradient = wide_empty({dim});
+  const int64_t one = 2 * tokens * dim;
+  report("rms_norm", 2 * one, [&](size_t i) {
+    sherd::rms_norm_forward({x[i], {}, weight, 1e-5, {}, y[i], scale});
+  });
+  report("add_rms_norm", 4 * one, [&](size_t i) {
+    sherd::rms_norm_forward({x[i], residual[i], weight, 1e-5, sum[i], y[i], scale});
+  });
+  report("rms_norm, backward", 3 * one, [&](size_t i) {
+    sherd::rms_norm_backward({y[i], {}, x[i], weight, scale, sum[i], weight_gradient, true});
+  });
+  report("add_rms_norm, backward", 4 * one, [&](size_t i) {
+    sherd::rms_norm_backward(
+        {y[i], residual[i], x[i], weight, scale, sum[i], weight_gradient, true});
+  });
+}
+
+void measure_rope() {
+  const auto packed = sets({1, tokens, kHeads + 2 * kKvHeads, kHeadDim});
+  const auto angle = wide_empty({tokens, kHeadDim / 2}).uniform_(0, 6);
+  const auto cosine = angle.cos(), sine = angle.sin();
+  const int64_t bytes = 2 * 2 * tokens * (kHeads + kKvHeads) * kHeadDim;
+  report("rope_, queries and keys in place", bytes, [&](size_t i) {
+    const auto turning = packed[i].narrow(2, 0, kHeads + kKvHeads);
+    sherd::rope({turning, turning, cosine, sine, false});
+  });
+}
+
+void measure_swiglu() {
+  const auto gate_up = sets({tokens, 2 * ffn}), activation = sets({tokens, ffn}),
+             gradient = sets({tokens, ffn});
+  const auto d_gate_up = sets({tokens, 2 * ffn});
+  const int64_t one = 2 * tokens * ffn;
+  report("swiglu", 3 * one, [&](size_t i) { sherd::swiglu_forward(gate_up[i], activation[i]); });
+  report("swiglu, backward", 5 * one, [&](size_t i) {
+    sherd::swiglu_backward(gradient[i], gate_up[i], d_gate_up[i]);
+  });
+  report("swiglu, backward and the activation again", 6 * one, [&](size_t i) {
+    sherd::swiglu_backward(gradient[i], gate_up[i], d_gate_up[i], activation[i]);
+  });
+}
+
+void measure_cross_entropy() {
+  const auto logits = sets({chunk, vocab});
+  const auto longs = at::TensorOptions(at::kLong).device(device);
+  const auto targets = at::randint(0, vocab, {chunk}, longs);
+  const auto losses = wide_empty({chunk}), log_sums = wide_empty({chunk});
+  const auto factor = at::ones({}, losses.options());
+  const int64_t one = 2 * chunk * vocab;
+  report("cross entropy of a chunk of logits", one, [&](size_t i) {
+    sherd::cross_entropy_forward(logits[i], targets, losses, log_sums, false);
+  });
+  report("cross entropy, gradients at once", 2 * one, [&](size_t i) {
+    sherd::cross_entropy_forward(logits[i], targets, losses, log_sums, true);
+  });
+  report("cross entropy, gradients later", 2 * one, [&](size_t i) {
+    sherd::cross_entropy_backward(logits[i], targets, log_sums, factor);
+  });
+}
+
+void measure_embedding() {
+  const auto gradient = sets({tokens, dim});
+  const auto target = at::zeros({vocab, dim}, at::TensorOptions(at::kFloat).device(device));
+  const auto longs = at::TensorOptions(at::kLong).device(device);
+  const auto spread = at::randint(0, vocab, {tokens}, longs);
+  const auto equal = at::zeros({tokens}, longs);
+  const int64_t read = 2 * tokens * dim;
+  report("embedding's gradient, added, with the sort", read + 8 * tokens * dim, [&](size_t i) {
+    sherd::embedding_gradient({gradient[i], spread, target, true});
+  });
+  report("the same, all tokens equal (the worst case)", read, [&](size_t i) {
+    sherd::embedding_gradient({gradient[i], equal, target, true});
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) warm_up = std::atof(argv[1]);
+  if (argc > 2) device = c10::Device(argv[2]);
+  if (device.is_cpu()) {  // to see that it runs
+    tokens = 16;
+    dim = 64;
+    ffn = 96;
+    vocab = 1000;
+    chunk = 8;
+  }
+  measure_copy();
+  measure_rms_norm();
+  measure_rope();
+  measure_swiglu();
+  measure_cross_entropy();
+  measure_embedding();
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/swiglu.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/sigmoid.h>
+
+namespace sherd {
+namespace {
+
+/// fp64 stays; all else is worked out in fp32.
+at::Tensor widened(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
+}
+
+}  // namespace
+
+// On CPU torch's own operations do it: their exponentials are vector code.
+
+void swiglu_forward(const at::Tensor& gate_up, const at::Tensor& activation) {
+  if (gate_up.is_meta()) return;
+  if (gate_up.is_cuda()) return swiglu_forward_on_cuda(gate_up, activation);
+  const auto halves = widened(gate_up).chunk(2, -1);
+  activation.copy_(at::sigmoid(halves[0]).mul_(halves[0]).mul_(halves[1]));
+}
+
+void swiglu_backward(
+    const at::Tensor& d_activation,
+    const at::Tensor& gate_up,
+    const at::Tensor& d_gate_up,
+    const at::Tensor& activation) {
+  if (gate_up.is_meta()) return;
+  if (gate_up.is_cuda()) {
+    return swiglu_backward_on_cuda(d_activation, gate_up, d_gate_up, activation);
+  }
+  const auto halves = widened(gate_up).chunk(2, -1);
+  const auto& gate = halves[0];
+  const auto& up = halves[1];
+  const auto gradient = widened(d_activation);
+  const auto open = at::sigmoid(gate);
+  const auto silu = gate * open;
+  const auto d_gate = (gradient * up).mul_(open).mul_((gate - silu).add_(1));
+  const auto d_up = gradient * silu;
+  const auto again = activation.defined() ? silu * up : at::Tensor();
+  // Only now that all inputs are read: the outputs may lie where they do.
+  const auto targets = d_gate_up.chunk(2, -1);
+  targets[0].copy_(d_gate);
+  targets[1].copy_(d_up);
+  if (activation.defined()) activation.copy_(again);
+}
+
+}  // namespace sherd

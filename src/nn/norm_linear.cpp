@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shapes: T rows, D dim, F width inside.
+#include "sherd/nn/norm_linear.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "kernels/deposit.h"
+#include "kernels/swiglu.h"
+#include "nn/normed_rows.h"
+#include "nn/weight_gradient.h"
+
+namespace sherd {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor rows_of(const at::Tensor& x) {
+  return x.reshape({-1, x.size(-1)});
+}
+
+// A residual comes last: an input that is none is not counted by needs_input_grad.
+
+/// What reaches the sum by other ways goes on, if nothing comes through the product.
+variable_list passed_on(
+    const at::Tensor& sum_gradient, bool has_residual, size_t residual, size_t inputs) {
+  variable_list result(inputs);
+  result[0] = sum_gradient;
+  if (has_residual) result[residual] = sum_gradient;
+  return result;
+}
+
+struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
+  static variable_list forward(
+      AutogradContext* context,
+      const at::Tensor& x,
+      const at::Tensor& norm_weight,
+      const at::Tensor& weight,
+      const std::optional<at::Tensor>& residual,
+      double epsilon) {
+    const auto rows = norm_rows(x, residual.value_or(at::Tensor()), norm_weight, epsilon);
+    const auto dtype = product_dtype(x);
+    auto sizes = x.sizes().vec();
+    sizes.back() = weight.size(0);
+    context->set_materialize_grads(false);
+    context->save_for_backward({rows.sum, norm_weight, weight});
+    context->saved_data["epsilon"] = epsilon;
+    context->saved_data["residual"] = residual.has_value();
+    return {rows.sum, at::mm(rows_of(rows.y.to(dtype)), weight.to(dtype).t()).view(sizes)};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_derivative("norm_linear");
+    const bool adds = context->saved_data["residual"].toBool();
+    if (!gradients[1].defined()) return passed_on(gradients[0], adds, 3, 5);
+    const auto saved = context->get_saved_variables();
+    const auto rows = norm_rows(saved[0], {}, saved[1], context->saved_data["epsilon"].toDouble());
+    const auto& weight = saved[2];
+    const auto gradient_TF = rows_of(gradients[1]);
+    const auto dtype = gradient_TF.scalar_type();
+    variable_list result(5);
+    if (context->needs_input_grad(2)) {
+      result[2] = weight_gradient(weight, gradient_TF, rows_of(rows.y.to(dtype)));
+    }
+    const auto y_gradient =
+        at::mm(gradient_TF, weight.to(dtype)).view(saved[0].sizes()).to(saved[0].scalar_type());
+    result[0] = norm_rows_gradient(
+        rows, saved[1], y_gradient, gradients[0], context->needs_input_grad(1), result[1]);
+    if (adds) result[3] = result[0];
+    return result;
+  }
+};
+
+struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFunction> {
+  static variable_list forward(
+      AutogradContext* context,
+      const at::Tensor& x,
+      const at::Tensor& norm_weight,
+      const at::Tensor& gate_up_weight,
+      const at::Tensor& down_weight,
+      const std::optional<at::Tensor>& residual,
+      double epsilon,
+      const FeedForwardOptions& options) {
+    const auto dtype = product_dtype(x);
+    auto rows = norm_rows(x, residual.value_or(at::Tensor()), norm_weight, epsilon);
+    const auto gate_up_TF = at::mm(rows_of(rows.y.to(dtype)), gate_up_weight.to(dtype).t());
+    rows.y.reset();
+    context->set_materialize_grads(false);
+    context->save_for_backward(
+        {rows.sum, norm_weight, gate_up_weight, down_weight,
+         options.redo_gate_up ? at::Tensor() : gate_up_TF});
+    context->saved_data["overwrites"] = options.overwrites;
+    context->saved_data["epsilon"] = epsilon;
+    context->saved_data["residual"] = residual.has_value();
+    if (options.skips_result) return {rows.sum, at::empty(x.sizes(), gate_up_TF.options())};
+    const auto activation_TF =
+        at::empty({gate_up_TF.size(0), down_weight.size(1)}, gate_up_TF.options());
+    swiglu_forward(gate_up_TF, activation_TF);
+    return {rows.sum, at::mm(activation_TF, down_weight.to(dtype).t()).view(x.sizes())};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_derivative("norm_feed_forward");
+    const bool adds = context->saved_data["residual"].toBool();
+    if (!gradients[1].defined()) return passed_on(gradients[0], adds, 4, 7);
+    const auto saved = context->get_saved_variables();
+    const auto& gate_up_weight = saved[2];
+    const auto& down_weight = saved[3];
+    const auto gradient_TD = rows_of(gradients[1]);
+    const auto dtype = gradient_TD.scalar_type();
+    const auto narrow_gate_up = gate_up_weight.to(dtype);
+    const bool redone = !saved[4].defined();
+    const auto again = [&] {
+      return norm_rows(saved[0], {}, saved[1], context->saved_data["epsilon"].toDouble());
+    };
+    NormedRows rows;
+    if (redone) rows = again();
+    const auto gate_up_TF =
+        redone ? at::mm(rows_of(rows.y.to(dtype)), narrow_gate_up.t()) : saved[4];
+    variable_list result(7);
+    const bool in_place = redone || context->saved_data["overwrites"].toBool();
+    const auto d_gate_up_TF = in_place ? gate_up_TF : at::empty_like(gate_up_TF);
+    {
+      // The activation takes the place of its own gradient.
+      const auto place_TF = at::mm(gradient_TD, down_weight.to(dtype));
+      swiglu_backward(place_TF, gate_up_TF, d_gate_up_TF, place_TF);
+      if (context->needs_input_grad(3)) {
+        result[3] = weight_gradient(down_weight, gradient_TD, place_TF);
+      }
+    }
+    if (!redone) rows = again();
+    if (context->needs_input_grad(2)) {
+      result[2] = weight_gradient(gate_up_weight, d_gate_up_TF, rows_of(rows.y.to(dtype)));
+    }
+    const auto y_gradient =
+        at::mm(d_gate_up_TF, narrow_gate_up).view(saved[0].sizes()).to(saved[0].scalar_type());
+    result[0] = norm_rows_gradient(
+        rows, saved[1], y_gradient, gradients[0], context->needs_input_grad(1), result[1]);
+    if (adds) result[4] = result[0];
+    return result;
+  }
+};
+
+/// Both in the wider dtype: under autocast one may be narrower; the sum is not.
+std::pair<at::Tensor, std::optional<at::Tensor>> same_dtype(
+    const char* operation,
+    const at::Tensor& x,
+    const at::Tensor& residual,
+    const NormOptions& norm) {
+  TORCH_CHECK_VALUE(
+      x.dim() >= 1 && norm.weight.dim() == 1 && norm.weight.numel() > 0 &&
+          x.size(-1) == norm.weight.numel() && can_deposit(x.scalar_type()),
+      "[nn] ", operation, " of ", x.sizes(), " ", x.scalar_type(), " with a norm of ",
+      norm.weight.sizes(),
+      ": the norm has one element for each of the last dim, in floating point of 16 bits or more");
+  if (!residual.defined()) return {x, std::nullopt};
+  TORCH_CHECK_VALUE(
+      x.sizes() == residual.sizes(), "[nn] ", operation, " of ", x.sizes(), " and ",
+      residual.sizes(), ": use tensors of one shape");
+  const auto dtype = c10::promoteTypes(x.scalar_type(), residual.scalar_type());
+  return {x.to(dtype), residual.to(dtype)};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> norm_linear(
+    const at::Tensor& x,
+    const at::Tensor& residual,
+    const NormOptions& norm,
+    const at::Tensor& weight) {
+  const auto [mine, other] = same_dtype("norm_linear", x, residual, norm);
+  TORCH_CHECK_VALUE(
+      weight.dim() == 2 && weight.size(1) == x.size(-1), "[nn] norm_linear of ", x.sizes(),
+      " with a weight of ", weight.sizes(), ": they are [.., D] and [F, D]");
+  auto both = NormLinearFunction::apply(mine, norm.weight, weight, other, norm.epsilon);
+  return {std::move(both[0]), std::move(both[1])};
+}
+
+std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
+    const at::Tensor& x,
+    const at::Tensor& residual,
+    const NormOptions& norm,
+    const at::Tensor& gate_up_weight,
+    const at::Tensor& down_weight,
+    const FeedForwardOptions& options) {
+  const auto [mine, other] = same_dtype("norm_feed_forward", x, residual, norm);
+  TORCH_CHECK_VALUE(
+      gate_up_weight.dim() == 2 && down_weight.dim() == 2 && gate_up_weight.size(1) == x.size(-1) &&
+          down_weight.size(0) == x.size(-1) && gate_up_weight.size(0) == 2 * down_weight.size(1) &&
+          down_weight.size(1) > 0,
+      "[nn] norm_feed_forward of ", x.sizes(), " with weights of ", gate_up_weight.sizes(), " and ",
+      down_weight.sizes(), ": they are [.., D], [2F, D] and [D, F]");
+  auto both = NormFeedForwardFunction::apply(
+      mine, norm.weight, gate_up_weight, down_weight, other, norm.epsilon, options);
+  return {std::move(both[0]), std::move(both[1])};
+}
+
+}  // namespace sherd

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/arena.h"
+#include "sherd/plan/program.h"
+
+namespace sherd {
+
+/// What units need room for: by unit the bytes of its full parameters and of its full gradients,
+/// and copies of main gradients in the reduce dtype.
+struct Needs {
+  std::vector<Place> places;  ///< where groups lie in their unit's buffers
+  std::vector<int64_t> parameters;
+  std::vector<int64_t> gradients;
+  int64_t stage_reduce = 0;
+  int64_t stage_outer = 0;
+};
+Needs needs_of(const std::vector<UnitSpec>& units);
+
+/// The buffers of an arena: each unit's parameters, then each unit's gradients, then the stages.
+class ArenaBuffers {
+ public:
+  explicit ArenaBuffers(const Needs& needs);
+  int32_t parameters(int32_t unit) const { return unit; }
+  int32_t gradients(int32_t unit) const { return units_ + unit; }
+  int32_t stage_reduce() const { return 2 * units_; }
+  int32_t stage_outer() const { return 2 * units_ + 1; }
+  const std::vector<int64_t>& bytes() const { return bytes_; }
+
+ private:
+  int32_t units_;
+  std::vector<int64_t> bytes_;
+};
+
+/// When each buffer is taken. Parameters: from the gather to the release. Gradients: until the next
+/// unit's are complete, so that their reduction runs meanwhile. Stages: always.
+std::vector<Lifetime> lifetimes_of(const Program& program, const ArenaBuffers& buffers);
+
+}  // namespace sherd

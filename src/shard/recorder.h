@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sherd/comm/communicator.h"
+#include "sherd/shard/recording.h"
+
+namespace sherd {
+
+/// Notes when instructions begin and end. On CUDA by events on their streams, which the host does
+/// not wait for; else by the host's clock.
+class Recorder {
+ public:
+  Recorder(c10::Device device, std::function<int64_t()> live);
+
+  /// What comes now belongs to a section of this name.
+  void begin_section(const std::string& name, Section::Kind kind);
+  /// An instruction begins on a stream; returns its number for end().
+  size_t begin(const Instruction& instruction, Communicator::OnStream stream);
+  void end(size_t number, Communicator::OnStream stream);
+
+  /// Nothing may be under way.
+  StepRecord record(const Program& program) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Moment {
+    std::optional<c10::Event> event;
+    Clock::time_point time;
+  };
+  struct Entry {
+    Stream stream{};
+    Action action{};
+    AxisKind axis{};
+    int32_t unit = kNone;
+    int32_t group = kNone;
+    int64_t bytes = 0;
+    int32_t section = 0;
+    int64_t live = 0;  // at its begin
+    Moment begin;
+    Moment end;
+    bool ended = false;
+  };
+  Moment now(Communicator::OnStream stream) const;
+  double seconds(const Moment& from, const Moment& to) const;
+  void add_computing(const Program& program, StepRecord& result) const;
+
+  c10::Device device_;
+  std::function<int64_t()> live_;
+  std::vector<std::string> sections_;
+  std::vector<Section::Kind> kinds_;
+  std::deque<Entry> entries_;
+};
+
+}  // namespace sherd

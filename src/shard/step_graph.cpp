@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/shard/step_graph.h"
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <optional>
+
+#include "shard/runtime.h"
+
+namespace sherd {
+
+struct StepGraph::State {
+  State(std::shared_ptr<Runtime> of, c10::cuda::CUDAStream on)
+      : runtime(std::move(of)), stream(on) {}
+  std::shared_ptr<Runtime> runtime;
+  c10::cuda::CUDAStream stream;
+  std::optional<at::cuda::CUDAGraph> graph;
+};
+
+StepGraph::StepGraph(const torch::nn::Module& model) {
+  auto runtime = Runtime::of_model(model, "StepGraph");
+  const auto device = runtime->world().device();
+  TORCH_CHECK_VALUE(
+      device.is_cuda(), "[shard.graph] a step of '", runtime->root().name(),
+      "' can't be captured: it runs on ", device, ", and graphs are of GPUs");
+  TORCH_CHECK_VALUE(
+      runtime->program().options().memory == MemoryKind::planned, "[shard.graph] a step of '",
+      runtime->root().name(),
+      "' can't be captured: its memory is eager, and a graph needs fixed addresses; set memory = "
+      "planned");
+  const c10::cuda::CUDAGuard guard(device);
+  state_ = std::make_unique<State>(
+      std::move(runtime), c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()));
+}
+
+StepGraph::~StepGraph() = default;
+
+void StepGraph::on_stream(const std::function<void()>& function) const {
+  const auto& stream = state_->stream;
+  const auto before = c10::cuda::getCurrentCUDAStream(stream.device_index());
+  at::cuda::CUDAEvent begin, end;
+  begin.record(before);
+  begin.block(stream);
+  {
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    function();
+  }
+  end.record(stream);
+  end.block(before);
+}
+
+void StepGraph::capture(const std::function<void()>& step) {
+  auto& runtime = *state_->runtime;
+  runtime.check_capturable();
+  runtime.settle("StepGraph::capture");
+  const c10::cuda::CUDAStreamGuard guard(state_->stream);
+  // What steps before took for activations is not needed beside the graph's own.
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  state_->graph.emplace();
+  // Threads of NCCL and of our watches ask for events all the time; they must not spoil it.
+  state_->graph->capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
+  runtime.begin_capture();
+  try {
+    step();
+  } catch (...) {
+    runtime.end_capture();
+    try {
+      state_->graph->capture_end();
+    } catch (const std::exception&) {
+      // What went wrong first is what counts.
+    }
+    state_->graph.reset();
+    throw;
+  }
+  runtime.end_capture();
+  state_->graph->capture_end();
+}
+
+bool StepGraph::is_captured() const {
+  return state_->graph.has_value();
+}
+
+void StepGraph::replay() {
+  TORCH_CHECK(state_->graph, "[shard.graph] replay before capture");
+  state_->runtime->before_replay();
+  on_stream([&] { state_->graph->replay(); });
+  state_->runtime->after_replay();
+}
+
+}  // namespace sherd

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "sherd/plan/price.h"
+#include "sherd/train/ledger.h"
+#include "sherd/train/plan.h"
+#include "train/rehearsal.h"
+
+// From a rehearsal without a device to bytes by name and seconds.
+namespace sherd {
+
+/// What a run's parts cost, and who says so; empty: nobody does.
+struct RunCosts {
+  Costs costs;
+  std::string from;
+};
+
+/// Times as they were measured, or else from the products' operations and the speed of a device.
+RunCosts costs_of(
+    const Configuration& configuration,
+    const Rehearsal& rehearsal,
+    int64_t ranks,
+    const PlanOptions& options);
+
+Ledger planned_ledger(const Rehearsal& rehearsal, c10::DeviceType target, int64_t ranks);
+
+}  // namespace sherd

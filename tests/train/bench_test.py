@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`sherd bench` on tiny models: what it says is whole, and memory is as planned: bench_test.py SHERD"""
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+POSITIVE = ["ranks", "tokens", "seconds", "tokens_per_second", "tflops", "limit_tflops", "share_of_limit"]
+MAYBE = ["joules", "watts", "sm_mhz"]  # null where nothing measures them
+# What Sherd allocates itself; what else a device holds is known on a GPU only.
+OWN = ["model weights", "main weights", "main gradients", "optimizer state", "arena", "control"]
+VARIANTS = ["8b", "8b-recompute", "8b-selective", "8layers", "moe", "hybrid"]
+
+
+def bench(*words):
+    return subprocess.run([sys.argv[1], "bench", "--device", "cpu", *words], capture_output=True, text=True, timeout=200,
+                          env=dict(os.environ, OMP_NUM_THREADS="1"))
+
+
+def check(one, name):
+    assert one["name"] == name and one["about"] and one["device"], one
+    for key in POSITIVE:
+        assert math.isfinite(one[key]) and one[key] > 0, (key, one)
+    for key in MAYBE:
+        assert one[key] is None or (math.isfinite(one[key]) and one[key] > 0), (key, one)
+    assert math.isfinite(one["exposed_seconds"]) and one["exposed_seconds"] >= 0, one
+    assert math.isclose(one["share_of_limit"], one["tflops"] / one["limit_tflops"], rel_tol=1e-9), one
+    assert math.isclose(one["tokens_per_second"], one["tokens"] / one["seconds"], rel_tol=1e-9), one
+    memory = one["memory"]
+    entries = {entry["name"]: entry for entry in memory["entries"]}
+    for key in OWN:
+        assert entries[key]["planned"] == entries[key]["measured"] > 0, entries[key]
+    assert entries["activations"]["planned"] > 0, entries
+    assert memory["planned"] == memory["measured"] == sum(entries[key]["measured"] for key in OWN), memory
+
+
+def main():
+    with tempfile.TemporaryDirectory() as place:
+        out = pathlib.Path(place) / "bench.json"
+        done = bench("--quick", "--only", "8b,8b-recompute", "--steps", "3", "--table", "--json", str(out))
+        assert done.returncode == 0, done.stderr
+        every = json.loads(out.read_text())
+        assert every["quick"] is True and "bench --only 8b,8b-recompute --quick" in every["command"], every["command"]
+        assert [one["name"] for one in every["variants"]] == ["8b", "8b-recompute"], every
+        for one in every["variants"]:
+            check(one, one["name"])
+            assert f"\n{one['name']}: " in f"\n{done.stdout}" and f"| `{one['name']}`: " in done.stdout, done.stdout
+        plain, again = (one["memory"]["entries"][-1] for one in every["variants"])
+        assert again["name"] == "activations" and again["planned"] < plain["planned"], (plain, again)
+        assert f"by `{every['command']}`:\n\n| variant | TFLOP/s |" in done.stdout, done.stdout
+        rows = [line.count("|") for line in done.stdout.splitlines() if line.startswith("|")]
+        assert len(rows) == 4 and len(set(rows)) == 1, done.stdout
+
+        # Refused before anything runs, with the names that there are.
+        done = bench("--quick", "--only", "8b,8b-recompote", "--json", str(out.with_name("none.json")))
+        assert done.returncode == 2 and "'8b-recompote', did you mean 8b-recompute?" in done.stderr, done.stderr
+        for name in VARIANTS:
+            assert name in done.stderr.split("There are ")[1], (name, done.stderr)
+        assert "warming up" not in done.stderr and not out.with_name("none.json").exists(), done.stderr
+
+        # A variant that fails is said so, and makes an exit code.
+        done = bench("--quick", "--only", "8b", "--network", "nowhere.toml")
+        assert done.returncode == 1 and "nowhere.toml" in done.stderr and "8b: failed" in done.stderr, done
+    print("two variants measured, an unknown one refused")
+
+
+main()

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/train/network_file.h"
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "files/temporary_folder.h"
+#include "sherd/train/configuration.h"
+#include "sherd/train/measure_network.h"
+#include "train/byte_size.h"
+
+namespace sherd {
+namespace {
+
+const std::string kInside = "[inside]\nlatency = 1e-5\nbandwidth = 3e11\n";
+const std::string kBoth = kInside + "[between]\nlatency = 2e-5\nbandwidth = 5e10\n";
+
+void expect_equal(const Link& link, const Link& expected) {
+  EXPECT_EQ(link.latency, expected.latency);
+  EXPECT_EQ(link.bandwidth, expected.bandwidth);
+}
+
+class NetworkFileTest : public ::testing::Test {
+ protected:
+  NetworkFile read(const std::string& text) const {
+    const auto path = folder_.file("net.toml");
+    std::ofstream(path) << text;
+    return read_network(path);
+  }
+  void expect_problems(const std::string& text, const std::vector<std::string>& expected) const {
+    try {
+      read(text);
+      ADD_FAILURE() << "read without an error:\n" << text;
+    } catch (const ConfigurationError& error) {
+      auto found = error.problems();
+      for (auto& one : found) {
+        const auto at = one.find(folder_.path() + "/");
+        if (at != std::string::npos) one.erase(at, folder_.path().size() + 1);
+      }
+      EXPECT_EQ(found, expected);
+    }
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(NetworkFileTest, EveryFileOfTheRepositoryReadsAndPricesAMesh) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SHERD_TEST_NETWORKS)) {
+    SCOPED_TRACE(entry.path());
+    ASSERT_EQ(entry.path().extension(), ".toml");
+    const auto file = read_network(entry.path());
+    EXPECT_NE(file.name, entry.path().stem());  // it has one of its own
+    EXPECT_EQ(file.source, entry.path());
+    const auto network = network_of(file, {{"dp_outer", 4}, {"dp", 8}});
+    for (const auto& axis : {"dp_outer", "dp", "another"}) {
+      const double time = seconds(network.link(axis), Collective::all_gather, 1 << 30, 8);
+      EXPECT_GT(time, 1e-3) << axis;
+      EXPECT_LT(time, 10) << axis;
+    }
+    ++files;
+  }
+  EXPECT_GE(files, 6);
+}
+
+TEST_F(NetworkFileTest, WhatIsNotSaidHasItsDefault) {
+  const auto file = read(kInside);
+  EXPECT_EQ(file.name, "net");  // the file's
+  EXPECT_EQ(file.node, 0);
+  EXPECT_TRUE(file.overlaps);
+  expect_equal(file.inside, {1e-5, 3e11});
+  EXPECT_TRUE(file.axes.empty());
+  EXPECT_EQ(file.device.memory, 0);
+}
+
+TEST_F(NetworkFileTest, TheTextReadsBackAsTheSame) {
+  const auto file = read(
+      "name = \"a \\\"quoted\\\" name\"\nnode = 4\noverlaps = false\n" + kBoth +
+      "[axes.dp]\nlatency = 0\nbandwidth = 123456789\n[axes.\"odd name\"]\nlatency = 0.1\n"
+      "bandwidth = 1e9\n[device]\ntflops = 0.3\nmemory_bandwidth = 4.1e12\nmemory = \"1.5GiB\"");
+  const auto again = read(to_text(file));
+  EXPECT_EQ(to_text(again), to_text(file));
+  EXPECT_EQ(again.name, "a \"quoted\" name");
+  EXPECT_EQ(again.node, 4);
+  EXPECT_FALSE(again.overlaps);
+  expect_equal(again.inside, {1e-5, 3e11});
+  expect_equal(again.between, {2e-5, 5e10});
+  EXPECT_EQ(again.axes.size(), 2u);
+  expect_equal(again.axes.at("dp"), {0, 123456789});
+  expect_equal(again.axes.at("odd name"), {0.1, 1e9});
+  EXPECT_EQ(again.device.tflops, 0.3);
+  EXPECT_EQ(again.device.memory_bandwidth, 4.1e12);
+  EXPECT_EQ(again.device.memory, 1536LL << 20);
+  const auto small = read(kInside);
+  EXPECT_EQ(to_text(read(to_text(small))), to_text(small));
+}
+
+TEST_F(NetworkFileTest, AnUnknownKeyIsNamedWithTheNearestOne) {
+  expect_problems(
+      "nodes = 8\n" + kInside, {"net.toml:1: nodes = 8: there is no such key; did you mean node?"});
+  expect_problems(
+      "[inside]\nlatency = 0\nbandwith = 1e9\n",
+      {"net.toml:3: inside.bandwith = 1e+09: there is no such key; did you mean inside.bandwidth?",
+       "net.toml:1: inside.bandwidth is missing: write it in bytes per second"});
+  expect_problems(
+      kInside + "[device]\nx = 1",
+      {"net.toml:5: device.x = 1: there is no such key; there are tflops, memory_bandwidth, "
+       "memory"});
+}
+
+TEST_F(NetworkFileTest, AValueOfTheWrongTypeIsNamed) {
+  expect_problems(
+      "name = 3\nnode = 1.5\noverlaps = \"yes\"\n" + kBoth,
+      {"net.toml:1: name = 3: it must be a string in quotes",
+       "net.toml:2: node = 1.5: it must be a whole number",
+       "net.toml:3: overlaps = \"yes\": it must be true or false"});
+  expect_problems(
+      "inside = 3", {"net.toml:1: inside = 3: it is a section: write [inside] and its keys below"});
+  expect_problems(
+      kInside + "[axes]\ndp = 1\n",
+      {"net.toml:5: axes.dp = 1: it is a section: write [axes.dp] and its keys below"});
+  expect_problems(kInside + "[node]\n", {"net.toml:4: node = {…}: it is no section but one value"});
+  expect_problems(
+      kInside + "[device]\ntflops = \"many\"\nmemory = \"80Gb\"",
+      {"net.toml:5: device.tflops = \"many\": it must be a number",
+       "net.toml:6: device.memory = \"80Gb\": it must be a number of bytes, such as \"80GiB\""});
+}
+
+TEST_F(NetworkFileTest, AFigureInAnotherUnitLiesOutsideTheRange) {
+  expect_problems(
+      "[inside]\nlatency = 12\nbandwidth = 360\n",
+      {"net.toml:2: inside.latency = 12: it must be at least 0 and at most 1 seconds",
+       "net.toml:3: inside.bandwidth = 360: it must be at least 1e+06 and at most 1e+15 bytes per "
+       "second"});
+  expect_problems(
+      "[inside]\nlatency = nan\nbandwidth = 1e9\n",
+      {"net.toml:2: inside.latency = nan: it must be at least 0 and at most 1 seconds"});
+  expect_problems(
+      "node = -1\n" + kBoth, {"net.toml:1: node = -1: it must be at least 0 and at most 16777216"});
+  expect_problems(
+      kInside + "[device]\nmemory = 0",
+      {"net.toml:5: device.memory = 0: it must be a number of bytes, such as \"80GiB\""});
+}
+
+TEST_F(NetworkFileTest, ALinkThatIsNeededMustBeThere) {
+  expect_problems(
+      "node = 8\n" + kInside,
+      {"net.toml:1: between is missing: nodes need a link, so write [between] with latency and "
+       "bandwidth"});
+  expect_problems(
+      "overlaps = true",
+      {"net.toml:1: inside is missing: ranks of a node need a link, so write [inside] with latency "
+       "and bandwidth"});
+  EXPECT_EQ(read("node = 1\n[between]\nlatency = 0\nbandwidth = 1e9").inside.bandwidth, 0);
+}
+
+TEST_F(NetworkFileTest, AFileThatIsNotThereIsNamed) {
+  try {
+    read_network("/nowhere/net.toml");
+    ADD_FAILURE();
+  } catch (const ConfigurationError& error) {
+    EXPECT_STREQ(error.what(), "/nowhere/net.toml: it can't be read: give the path of a TOML file");
+  }
+}
+
+NetworkFile nodes_of_eight() {
+  NetworkFile file;
+  file.node = 8;
+  file.inside = {10e-6, 300e9};
+  file.between = {20e-6, 50e9};
+  return file;
+}
+
+TEST(NetworkOfTest, AnAxisWithinANodeRunsInsideAndOneAcrossRunsBetween) {
+  const auto file = nodes_of_eight();
+  const auto network = network_of(file, {{"dp_outer", 8}, {"dp", 8}});
+  expect_equal(network.link("dp"), file.inside);
+  expect_equal(network.link("dp_outer"), file.between);
+  EXPECT_TRUE(network.overlaps);
+  // Two axes share a node.
+  const auto three = network_of(file, {{"dp_outer", 3}, {"dp", 4}, {"tp", 2}});
+  expect_equal(three.link("tp"), file.inside);
+  expect_equal(three.link("dp"), file.inside);
+  expect_equal(three.link("dp_outer"), file.between);
+}
+
+TEST(NetworkOfTest, AnAxisWithHopsOfBothKindsHasTheNicsOfItsRanksInANode) {
+  const auto file = nodes_of_eight();
+  // Eight NICs have more together than the inner link.
+  expect_equal(network_of(file, {{"dp", 64}}).link("dp"), {20e-6, 300e9});
+  const auto quarters = network_of(file, {{"dp_outer", 4}, {"dp", 4}});
+  expect_equal(quarters.link("dp"), file.inside);
+  expect_equal(quarters.link("dp_outer"), {20e-6, 100e9});
+  // Six do not divide eight: ranks 6 to 11 lie in two nodes.
+  expect_equal(network_of(file, {{"dp_outer", 4}, {"dp", 6}}).link("dp"), {20e-6, 150e9});
+  expect_equal(network_of(file, {{"dp", 6}}).link("dp"), file.inside);
+  auto slow_inside = file;
+  slow_inside.inside = {30e-6, 20e9};
+  expect_equal(network_of(slow_inside, {{"dp", 64}}).link("dp"), {30e-6, 20e9});
+}
+
+TEST(NetworkOfTest, AxesThatAreNotNamedHaveTheLinkOfAllRanks) {
+  auto file = nodes_of_eight();
+  expect_equal(network_of(file, {{"dp_outer", 2}, {"dp", 4}}).link("flat"), file.inside);
+  expect_equal(network_of(file, {{"dp_outer", 2}, {"dp", 8}}).link("flat"), {20e-6, 300e9});
+  file.node = 0;
+  expect_equal(network_of(file, {{"dp", 4096}}).link("dp"), file.inside);
+  file.node = 1;
+  expect_equal(network_of(file, {{"dp", 4}}).link("dp"), file.between);
+}
+
+TEST(NetworkOfTest, TheLinkOfANamedAxisComesFirst) {
+  auto file = nodes_of_eight();
+  file.overlaps = false;
+  file.axes = {{"dp", {1e-6, 1e9}}, {"flat", {2e-6, 2e9}}};
+  const auto network = network_of(file, {{"dp", 64}});
+  expect_equal(network.link("dp"), {1e-6, 1e9});
+  expect_equal(network.link("flat"), {2e-6, 2e9});
+  EXPECT_FALSE(network.overlaps);
+}
+
+TEST(NetworkOfTest, AMeshThatCannotBeIsRefused) {
+  const auto file = nodes_of_eight();
+  EXPECT_THROW(network_of(file, {{"dp", 0}}), c10::ValueError);
+  EXPECT_THROW(network_of(file, {{"dp", 2}, {"dp", 2}}), c10::ValueError);
+  EXPECT_THROW(network_of(file, {{"a", 1LL << 40}, {"b", 1LL << 40}}), c10::ValueError);
+}
+
+TEST(FitLinkTest, FindsTheLinkThatMadeTheTimes) {
+  const Link link{50e-6, 2e9};
+  std::vector<TimedCollective> timed;
+  for (const int64_t bytes : {1LL << 16, 1LL << 20, 1LL << 26}) {
+    const double time = seconds(link, Collective::all_gather, bytes, 4);
+    timed.push_back({Collective::all_gather, bytes, 0.8 * time});  // the mean counts
+    timed.push_back({Collective::reduce_scatter, bytes, 1.2 * time});
+  }
+  const auto found = fit_link(timed, 4);
+  EXPECT_NEAR(found.latency, link.latency, 1e-9);
+  EXPECT_NEAR(found.bandwidth, link.bandwidth, 1e3);
+}
+
+TEST(FitLinkTest, IsNeverNegative) {
+  const auto faster =
+      fit_link({{Collective::all_gather, 1000, 1e-6}, {Collective::all_gather, 1000000, 2e-2}}, 2);
+  EXPECT_EQ(faster.latency, 0);
+  EXPECT_GT(faster.bandwidth, 0);
+  const auto flat =
+      fit_link({{Collective::all_gather, 1000, 2e-3}, {Collective::all_gather, 1000000, 1e-3}}, 2);
+  EXPECT_GT(flat.latency, 0);
+  EXPECT_EQ(flat.bandwidth, 1e15);
+}
+
+TEST(MeasureNetworkTest, FindsTheNetworkOfAnEmulatedWorld) {
+  Network network;
+  network.fallback = {2e-3, 2e9};
+  const auto world = World::emulated({.rank = 1, .size = 4, .network = network});
+  std::vector<TimedCollective> timed;
+  const auto file = measure_network(world, &timed);
+  EXPECT_EQ(file.name, "measured: 4 ranks over emulated");
+  EXPECT_TRUE(file.overlaps);
+  EXPECT_EQ(timed.size(), 8u);
+  // Wide: others may have the cores for a while.
+  EXPECT_NEAR(file.inside.latency, 2e-3, 1e-3);
+  EXPECT_NEAR(file.inside.bandwidth, 2e9, 1e9);
+}
+
+TEST(MeasureNetworkTest, OneRankHasNoNetwork) {
+  EXPECT_THROW(measure_network(World::emulated({.size = 1})), c10::ValueError);
+}
+
+TEST(ByteSizeTest, ReadsWhatPeopleWrite) {
+  EXPECT_EQ(bytes_from("64GiB"), 64LL << 30);
+  EXPECT_EQ(bytes_from("512 MiB"), 512LL << 20);
+  EXPECT_EQ(bytes_from("80GB"), 80'000'000'000);
+  EXPECT_EQ(bytes_from("1.5 TiB"), 3LL << 39);
+  EXPECT_EQ(bytes_from("4096"), 4096);
+  EXPECT_EQ(bytes_from("9007199254740993"), 9007199254740993);  // no double has it
+  EXPECT_EQ(bytes_from("1e3"), 1000);
+  EXPECT_EQ(bytes_from("7B"), 7);
+  for (const auto* text :
+       {"", "GiB", "-1", "-1GiB", "80Gb", "1 2", "inf", "nan", "1e30TiB", "5  B"}) {
+    EXPECT_THROW(bytes_from(text), c10::ValueError) << text;
+  }
+}
+
+TEST(ByteSizeTest, WritesForReadersAndExactly) {
+  EXPECT_EQ(byte_text(0), "0 B");
+  EXPECT_EQ(byte_text(24'373'938'585), "22.7 GiB");
+  EXPECT_EQ(byte_text(141LL << 30), "141 GiB");
+  EXPECT_EQ(exact_byte_text(141LL << 30), "141GiB");
+  EXPECT_EQ(exact_byte_text(1536LL << 20), "1536MiB");
+  for (const int64_t bytes : {0LL, 1LL, 1023LL, 80'000'000'000LL, 5LL << 50}) {
+    EXPECT_EQ(bytes_from(exact_byte_text(bytes)), bytes);
+  }
+}
+
+}  // namespace
+}  // namespace sherd

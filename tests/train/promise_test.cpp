@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is planned on the meta device is what a run takes, to the byte.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "ranks/rank_world.h"
+#include "sherd/optim/adamw.h"
+#include "sherd/shard/diagnostics.h"
+#include "sherd/shard/fully_shard.h"
+#include "sherd/shard/module.h"
+#include "train/optimizer.h"
+#include "train/rehearsal.h"
+#include "train/setup.h"
+
+namespace sherd::testing {
+namespace {
+
+struct Case {
+  std::string model;
+  std::string strategy;
+  int64_t prefetch = 1;
+  int64_t micro_batches = 1;
+  std::string recipe = "fp32";
+  std::string memory = "planned";
+  std::string recompute = "none";
+  int64_t keep_gathered = 0;
+};
+
+std::string name_of(const Case& one) {
+  return one.model + " " + one.strategy + " " + std::to_string(one.prefetch) + " " +
+         std::to_string(one.micro_batches) + " " + one.recipe + " " + one.memory + " " +
+         one.recompute + " " + std::to_string(one.keep_gathered);
+}
+
+/// 20 of them, at each of four world sizes.
+std::vector<Case> cases() {
+  return {
+      {"llama", "no_shard"},
+      {"llama", "optim"},
+      {"llama", "optim_grads"},
+      {"llama", "optim_grads_params"},
+      {"llama", "no_shard", 1, 3, "bf16_o2"},
+      {"llama", "optim", 1, 3, "bf16_o2"},
+      {"llama", "optim_grads", 0, 2, "bf16_o2"},
+      {"llama", "optim_grads_params", 0, 3, "bf16_o2"},
+      {"llama", "optim_grads_params", 2, 1, "bf16_o1"},
+      {"llama", "optim_grads_params", 3, 2, "bf16_o3"},
+      {"llama", "optim_grads_params", 1, 1, "fp32", "planned", "full"},
+      {"llama", "optim_grads_params", 1, 2, "bf16_o2", "planned", "selective"},
+      {"llama", "optim_grads_params", 1, 2, "fp32", "planned", "none", 2},
+      {"tied", "optim_grads_params", 1, 2},
+      {"tied", "optim_grads", 1, 1, "bf16_o2"},
+      {"moe", "optim_grads_params", 1, 2},
+      {"moe", "optim", 1, 1, "bf16_o2"},
+      {"hybrid", "optim_grads_params", 1, 2},
+      {"hybrid", "optim_grads_params", 2, 1, "bf16_o2"},
+      {"hybrid", "optim_grads", 0, 3},
+  };
+}
+
+Configuration configuration_of(const Case& one) {
+  Configuration all;
+  all.model.kind = one.model == "tied" ? "llama" : one.model;
+  all.model.tie_embeddings = one.model == "tied";
+  all.model.dim = 32;
+  all.model.layers = 5;
+  all.model.heads = 4;
+  all.model.kv_heads = 2;
+  all.model.vocab = 96;
+  all.model.experts = 4;
+  all.model.expert_ffn = 24;
+  all.model.pattern = "M*ME-";
+  all.model.ssm_state = 8;
+  all.model.ssm_head_dim = 16;
+  all.model.ssm_chunk = 8;
+  all.data.seq = 16;
+  all.data.micro_batches = one.micro_batches;
+  all.shard.strategy = one.strategy;
+  all.shard.prefetch = one.prefetch;
+  all.shard.keep_gathered = one.keep_gathered;
+  all.memory.kind = one.memory;
+  all.precision.recipe = one.recipe;
+  all.train.recompute = one.recompute;
+  all.device.kind = test_world().device().is_cuda() ? "cuda" : "cpu";
+  all.model = resolved(all.model);
+  return all;
+}
+
+void step(LanguageModel& model, AdamW& optimizer, const Configuration& configuration) {
+  const auto& data = configuration.data;
+  const auto device = test_world().device();
+  for (int64_t i = 0; i < data.micro_batches; ++i) {
+    const auto numbers = at::TensorOptions().dtype(at::kLong).device(device);
+    const auto tokens = at::randint(configuration.model.vocab, {data.batch, data.seq}, numbers);
+    const auto loss = call(model, Batch{tokens, tokens});
+    (loss / 16).backward();
+  }
+  optimizer.step();
+}
+
+TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
+  const auto& world = test_world();
+  for (const auto& one : cases()) {
+    SCOPED_TRACE(name_of(one));
+    const auto configuration = configuration_of(one);
+    const auto planned = rehearse_on_meta(configuration, world.size(), world.device().type());
+    const auto model = model_of(configuration, mesh_of(configuration.shard, world));
+    AdamW optimizer(*model, optimizer_of(configuration, *model));
+    for (int i = 0; i < 2; ++i) step(*model, optimizer, configuration);
+    const auto found = model_bytes(*model);
+    EXPECT_EQ(found.model_weights, planned.bytes.model_weights);
+    EXPECT_EQ(found.main_weights, planned.bytes.main_weights);
+    EXPECT_EQ(found.main_gradients, planned.bytes.main_gradients);
+    EXPECT_EQ(found.arena, planned.program.bytes().arena);
+    EXPECT_EQ(found.control, planned.bytes.control);
+    EXPECT_EQ(optimizer.allocated_bytes(), planned.optimizer);
+    EXPECT_EQ(optimizer.control_bytes(), planned.optimizer_control);
+    EXPECT_EQ(program(*model).fingerprint(), planned.program.fingerprint());
+    EXPECT_EQ(program(*model).bytes().peak(), planned.program.bytes().peak());
+    EXPECT_GT(planned.activations, 0);
+  }
+}
+
+TEST(PromiseTest, EagerMemoryGivesTheSameLossesAndHoldsNothingBetweenSteps) {
+  const auto losses = [](const std::string& memory) {
+    auto configuration = configuration_of({"hybrid", "optim_grads_params", 1, 2, "fp32", memory});
+    const auto model = model_of(configuration, mesh_of(configuration.shard, test_world()));
+    AdamW optimizer(*model, optimizer_of(configuration, *model));
+    std::vector<double> result;
+    const auto numbers = at::TensorOptions().dtype(at::kLong).device(test_world().device());
+    const auto tokens = at::arange(16, numbers).view({1, 16}) + test_world().rank();
+    for (int i = 0; i < 3; ++i) {
+      for (int pass = 0; pass < 2; ++pass) {
+        const auto loss = call(*model, Batch{tokens, tokens});
+        result.push_back(loss.template item<double>());
+        (loss / 16).backward();
+      }
+      optimizer.step();
+    }
+    const c10::NoGradGuard no_grad;  // validation between steps
+    result.push_back(call(*model, Batch{tokens, tokens}).template item<double>());
+    if (memory == "eager") {
+      EXPECT_EQ(model_bytes(*model).arena, 0);
+    }
+    return result;
+  };
+  EXPECT_EQ(losses("eager"), losses("planned"));
+}
+
+/// Every model's arena is close to what it has in use at once.
+TEST(PromiseTest, AnArenaTakesAtMostFivePercentMoreThanIsInUseAtOnce) {
+  for (const auto& kind : {"llama", "tied", "moe", "hybrid", "vlm"}) {
+    for (const int64_t depth : {1, 2}) {
+      auto configuration = configuration_of({kind, "optim_grads_params", depth, 1, "bf16_o2"});
+      configuration.model.dim = 256;
+      configuration.model.layers = 12;
+      configuration.model.ffn = 704;
+      configuration.model.vocab = 8192;
+      configuration.data.seq = 64;
+      const auto planned = rehearse_on_meta(configuration, 8, c10::DeviceType::CPU);
+      const auto bytes = planned.program.bytes();
+      EXPECT_LE(static_cast<double>(bytes.arena), 1.05 * static_cast<double>(bytes.bound))
+          << kind << ", depth " << depth << ": " << bytes.arena << " and " << bytes.bound;
+    }
+  }
+}
+
+/// With eight equal layers and more: sharding over more ranks takes no more, but for padding.
+TEST(PromiseTest, MoreShardingOrMoreRanksNeverTakeMore) {
+  const std::vector<std::string> strategies{
+      "no_shard", "optim", "optim_grads", "optim_grads_params"};
+  int64_t before = std::numeric_limits<int64_t>::max();
+  for (const auto& strategy : strategies) {
+    int64_t fewer = std::numeric_limits<int64_t>::max();
+    for (const int64_t ranks : {2, 3, 4, 8, 64}) {
+      auto configuration = configuration_of({"llama", strategy, 1, 1, "bf16_o2"});
+      configuration.model.layers = 8;
+      configuration.model.dim = 64;
+      const auto planned = rehearse_on_meta(configuration, ranks, c10::DeviceType::CPU);
+      const int64_t all = planned.program.bytes().peak() + planned.optimizer;
+      // Each group is padded by less than 64 elements a rank, in all its roles.
+      const int64_t groups = 2 * std::ssize(planned.program.units());
+      const int64_t padding = groups * 64 * (2 + 4 + 4 + 8 + 4);
+      EXPECT_LE(all, fewer == std::numeric_limits<int64_t>::max() ? all : fewer + padding)
+          << strategy << " on " << ranks;
+      fewer = all;
+      if (ranks == 8) {
+        EXPECT_LE(all, before == std::numeric_limits<int64_t>::max() ? all : before + padding)
+            << strategy;
+        before = all;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::testing
