@@ -16,7 +16,7 @@ constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGRE
 }  // namespace
 
 std::optional<DeviceMemory> device_memory(c10::Device device) {
-  if (!device.is_cuda()) return std::nullopt;
+  if (!device.is_cuda() || gpu_count() == 0) return std::nullopt;
   const c10::cuda::CUDAGuard guard(device);
   size_t free = 0;
   size_t total = 0;

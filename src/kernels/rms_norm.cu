@@ -29,8 +29,6 @@ struct Shape {
   // Blocks that an SM has registers for: without it, the compiler takes more than it needs.
   static constexpr int kResident = 256 * (held <= 2 ? 4 : 2) / kBlock + (kBlock > 512);
   static constexpr int64_t kMost = int64_t{count} * held * row_threads;  // elements of a row
-  // Whether a thread has registers for two rows.
-  static constexpr bool kAhead = held <= 2 && kBlock <= 256;
 
   /// body(k, i) for each vector i of the row that this thread holds, as its k-th.
   template <class Body>
@@ -163,28 +161,10 @@ struct Backward {
   Math inverse_dim;
 };
 
-/// What a thread holds of a row in the backward.
-template <class T, class Shape>
-struct HeldRow {
-  static constexpr int kCount = Shape::kCount;
-  Vector<T, kCount> incoming[Shape::kHeld], values[Shape::kHeld], others[Shape::kHeld];
-
-  __device__ void load_row(const Backward<T>& at, int64_t row) {
-    if (row >= at.rows) return;
-    const int64_t begin = row * at.dim;
-    Shape::each(at.dim, [&](int k, int i) {
-      incoming[k] = load<kCount>(at.y_gradient + begin, i);
-      values[k] = load<kCount>(at.sum + begin, i);
-      if (at.sum_gradient) others[k] = load<kCount>(at.sum_gradient + begin, i);
-    });
-  }
-};
-
 /// As many blocks as run at once share the rows; each keeps its part of the weight's gradient in
-/// registers until its last row. Where registers allow it, the next row is on its way while this
-/// one is worked on: between its loads and its stores stands a barrier.
+/// registers until its last row.
 template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kAhead ? 2 : Shape::kResident)
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     backward_kernel(const Backward<T> at) {
   using Math = typename Backward<T>::Math;
   constexpr int kCount = Shape::kCount;
@@ -192,20 +172,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kAhead ? 2 : Shape::kRes
       static_cast<int64_t>(blockIdx.x) * Shape::kRows + threadIdx.x / Shape::kRowThreads;
   Math sums[Shape::kHeld][kCount] = {};
   int turn = 0;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * Shape::kRows;
-  HeldRow<T, Shape> next;
-  if constexpr (Shape::kAhead) next.load_row(at, part);
-  for (int64_t row = part; row < at.rows; row += step) {
+  for (int64_t row = part; row < at.rows; row += static_cast<int64_t>(gridDim.x) * Shape::kRows) {
     const int64_t begin = row * at.dim;
     const Math scale = at.scale[row];
-    HeldRow<T, Shape> held;
-    if constexpr (Shape::kAhead) {
-      held = next;
-      next.load_row(at, row + step);
-    } else {
-      held.load_row(at, row);
-    }
-    auto& [incoming, values, others] = held;
+    Vector<T, kCount> incoming[Shape::kHeld], values[Shape::kHeld], others[Shape::kHeld];
+    Shape::each(at.dim, [&](int k, int i) {
+      incoming[k] = load<kCount>(at.y_gradient + begin, i);
+      values[k] = load<kCount>(at.sum + begin, i);
+      if (at.sum_gradient) others[k] = load<kCount>(at.sum_gradient + begin, i);
+    });
     Math along = 0;
     Shape::each(at.dim, [&](int k, int i) {
       const auto weights = load<kCount>(at.weight, i);

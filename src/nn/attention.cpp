@@ -9,8 +9,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/meta_target.h"
 #include "kernels/rope.h"
 
 namespace sherd {
@@ -50,6 +52,11 @@ at::Tensor empty_heads(const at::Tensor& like, int64_t heads, int64_t head_dim) 
   return at::empty({like.size(0), like.size(1), heads, head_dim}, like.options()).transpose(1, 2);
 }
 
+bool suits_cudnn(const at::Tensor& packed, const AttentionShape& shape) {
+  const bool narrow = packed.scalar_type() == at::kBFloat16 || packed.scalar_type() == at::kHalf;
+  return narrow && shape.head_dim % 8 == 0 && shape.head_dim <= 128;
+}
+
 /// Products on packed memory by cuDNN; on the meta device, what they allocate.
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(
@@ -73,7 +80,12 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
       seed = std::get<6>(results);
       offset = std::get<7>(results);
     }
-    context->save_for_backward({packed, out_BHSd, sums, seed, offset, rotary.cosine, rotary.sine});
+    variable_list saved{packed, out_BHSd, sums, seed, offset, rotary.cosine, rotary.sine};
+    if (packed.is_meta() && !(suits_cudnn(packed, shape) && needs_device_tables(packed.device()))) {
+      saved.push_back(at::empty_like(query));  // elsewhere what is turned is kept beside the rest
+      saved.push_back(at::empty_like(key));
+    }
+    context->save_for_backward(saved);
     context->saved_data["heads"] = shape.heads;
     context->saved_data["kv_heads"] = shape.kv_heads;
     context->saved_data["head_dim"] = shape.head_dim;
@@ -121,17 +133,32 @@ at::Tensor turned(const at::Tensor& x_BHSd, const RotaryTables& rotary) {
   return x_BHSd * table(rotary.cosine) + at::cat({-halves[1], halves[0]}, -1) * table(rotary.sine);
 }
 
-bool suits_cudnn(const at::Tensor& packed, const AttentionShape& shape) {
-  if (packed.is_meta()) return true;
-  const bool narrow = packed.scalar_type() == at::kBFloat16 || packed.scalar_type() == at::kHalf;
-  return packed.is_cuda() && narrow && shape.head_dim % 8 == 0 && shape.head_dim <= 128;
+void check(const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary) {
+  TORCH_CHECK_VALUE(
+      packed.dim() == 3 && shape.heads > 0 && shape.kv_heads > 0 &&
+          shape.heads % shape.kv_heads == 0 &&
+          packed.size(2) == (shape.heads + 2 * shape.kv_heads) * shape.head_dim,
+      "[nn] attention of ", packed.sizes(), " with ", shape.heads, " heads, ", shape.kv_heads,
+      " of keys and values, of ", shape.head_dim,
+      ": packed are [B, S, (heads + 2 kv_heads) head_dim], and kv_heads divide heads");
+  if (!rotary.cosine.defined()) return;
+  for (const auto* table : {&rotary.cosine, &rotary.sine}) {
+    TORCH_CHECK_VALUE(
+        table->defined() && table->dim() == 2 && table->size(0) >= packed.size(1) &&
+            2 * table->size(1) == shape.head_dim && table->scalar_type() == at::kFloat &&
+            table->is_contiguous(),
+        "[nn] attention over ", packed.size(1), " positions of ", shape.head_dim,
+        ": rotary tables are [at least as many positions, head_dim / 2], fp32 and dense");
+  }
 }
 
 }  // namespace
 
 at::Tensor attention(
     const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary) {
-  if (suits_cudnn(packed, shape)) return AttentionFunction::apply(packed, shape, rotary);
+  check(packed, shape, rotary);
+  if (packed.is_meta() || (packed.is_cuda() && suits_cudnn(packed, shape)))
+    return AttentionFunction::apply(packed, shape, rotary);
   const auto [query, key, value] = views_of(packed, shape);
   const auto mixed_BHSd = at::scaled_dot_product_attention(
       turned(query, rotary), turned(key, rotary), value, {}, /*dropout_p=*/0, shape.causal,

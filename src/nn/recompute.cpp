@@ -93,7 +93,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
 }  // namespace
 
 bool recomputing() {
-  return replayed_region() != nullptr;
+  const auto& regions = active_regions();
+  return !regions.empty() && regions.back().mode == RegionScope::Mode::replay;
 }
 
 std::vector<at::Tensor> recompute_all(

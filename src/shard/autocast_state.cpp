@@ -3,6 +3,8 @@
 
 #include <ATen/autocast_mode.h>
 
+#include "kernels/meta_target.h"
+
 namespace sherd {
 
 namespace autocast = at::autocast;
@@ -22,7 +24,8 @@ void restore(const AutocastState& state) {
   autocast::set_autocast_cache_enabled(state.cache);
 }
 
-void autocast_to(c10::ScalarType dtype, c10::DeviceType device) {
+void autocast_to(c10::ScalarType dtype, c10::DeviceType given) {
+  const auto device = given == c10::DeviceType::Meta ? meta_target() : given;
   autocast::set_autocast_enabled(device, true);
   autocast::set_autocast_dtype(device, dtype);
   autocast::set_autocast_cache_enabled(false);

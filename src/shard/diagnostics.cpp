@@ -46,6 +46,13 @@ void Runtime::check_between_steps(const char* caller) const {
 void Runtime::set_watch(const WatchOptions& options) {
   settle("watch");
   check_between_steps("watch");
+  TORCH_CHECK(
+      fixed_.empty(), "[shard] watch of '", root().name(), "': ", fixed_,
+      ", which watches as before; set it before the capture");
+  TORCH_CHECK_VALUE(
+      !options.before_reduction || program_->options().memory == MemoryKind::planned,
+      "[shard] watch of '", root().name(),
+      "' before the reduction needs gradients at one address: set memory = planned");
   TORCH_CHECK_VALUE(
       options.exploding == 0 || options.exploding > 1, "[shard] watch of '", root().name(),
       "': exploding is ", options.exploding, "; it must be above 1, or 0 for never");

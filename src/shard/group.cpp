@@ -227,9 +227,9 @@ void Group::show() {
   flat_.set(gathers() ? slot_.mutable_data_ptr() : model_.storage.mutable_data_ptr());
 }
 
-void Group::hide() {
+void Group::hide(bool keeps_memory) {
   flat_.poison();
-  if (!place_.eager || !slot_.defined()) return;
+  if (keeps_memory || !place_.eager || !slot_.defined()) return;
   slot_.reset();
   gather_ = {};
 }

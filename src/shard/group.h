@@ -116,7 +116,7 @@ class Group {
   /// The module's parameters have the values of the slot, or of the model weight where that is
   /// full.
   void show();
-  void hide();
+  void hide(bool keeps_memory = false);
   bool shown() const { return flat_.is_set(); }
   /// Shows a buffer of the full size instead.
   void show(void* data) { flat_.set(data); }

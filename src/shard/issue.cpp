@@ -75,7 +75,6 @@ void Runtime::take_parameters(const Instruction& instruction) {
 void Runtime::take_gradients(Unit& unit) {
   while (reducing_.size() > 1) drop_gradients();
   for (const auto& group : unit.groups()) group->take_gradients();
-  reducing_.push_back(&unit);
 }
 
 void Runtime::drop_gradients() {
@@ -101,7 +100,11 @@ void Runtime::run_on_compute(const Instruction& instruction) {
       return;
     case Action::compute:
       // Complete where it signals: no later call of the unit adds to its gradients.
-      if (phase_ == Phase::backward && instruction.signals != kNone) settle_gradients(*unit);
+      if (phase_ == Phase::backward && instruction.signals != kNone) {
+        settle_gradients(*unit);
+        const bool opened = program_->place(instruction.unit).gradients != kNone;
+        if (is_eager() && opened) reducing_.push_back(unit);  // it begins with what comes next
+      }
       break;
     case Action::release: unit->hide(); break;
     case Action::open:

@@ -323,7 +323,7 @@ void Runtime::enter_unforeseen(Unit& unit) {
 
 void Runtime::leave_unforeseen(Unit& unit) {
   trace_.push_back({unit.number, false});
-  if (unit.calls == 1) return unit.hide();
+  if (unit.calls == 1) return unit.hide(/*keeps_memory=*/true);  // maybe of a gather ahead
   // Within a call of itself: the outer one goes on with what it had.
   for (auto frame = frames_.rbegin() + 1; frame != frames_.rend(); ++frame) {
     if (frame->unit == &unit) return show(*frame);
@@ -359,7 +359,7 @@ void Runtime::abandon() noexcept {
   recovering_ = true;
   for (auto* unit : units_) {
     if (!unit) continue;
-    unit->hide();
+    unit->hide(/*keeps_memory=*/true);  // a gather may still write there
     unit->rest();
     for (const auto& group : unit->groups()) group->drop_pending();
   }
@@ -376,6 +376,10 @@ void Runtime::recover() {
   });
   agreement_->check(/*block=*/true, kUnforeseen);
   lanes_->finish();
+  for (auto* unit : units_) unit->hide();
+  while (!reducing_.empty()) drop_gradients();
+  // What the failed pass gave to compute comes before what the next one gathers.
+  lanes_->signal(published());
   if (spoilt_) watch_.forget(step_ + 1);
   report_due_ = agreement_->take_news() || report_due_;
   passes_ = 0;

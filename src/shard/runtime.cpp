@@ -173,16 +173,18 @@ void Runtime::build(Order order) {
     return std::make_shared<const Program>(
         Program::build(specs, order, wanted, {.evaluation = evaluation_, .before = before}));
   };
+  TORCH_CHECK(
+      fixed_.empty(), "[shard] '", root().name(), "' needs another program, but ", fixed_,
+      ", which has this one's addresses: run every order of units and set the number of "
+      "micro-batches before");
   if (!confirmed_) return use(made(nullptr));
-  if (!windows_.empty()) fixed_ = "the arena is registered with NCCL";
+  std::shared_ptr<const Program> program;
   try {
-    use(made(program_.get()));
-  } catch (const std::runtime_error& error) {
-    TORCH_CHECK(
-        fixed_.empty(), error.what(), "; they must be, because ", fixed_,
-        ": run every order of units once before, or set memory.kind = \"eager\"");
-    use(made(nullptr));
+    program = made(program_.get());
+  } catch (const std::runtime_error&) {
+    program = made(nullptr);  // with other addresses: nobody relies on them
   }
+  use(std::move(program));
 }
 
 /// The loss is averaged over the data-parallel ranks of the root's mesh, whatever the mesh of a

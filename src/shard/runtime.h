@@ -98,6 +98,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void check_capturable();
   void begin_capture();
   void end_capture();
+  void stop_capturing() noexcept;
   void before_replay();
   void after_replay();
 

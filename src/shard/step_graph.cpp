@@ -6,7 +6,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <optional>
+#include <memory>
 
 #include "shard/runtime.h"
 
@@ -17,7 +17,7 @@ struct StepGraph::State {
       : runtime(std::move(of)), stream(on) {}
   std::shared_ptr<Runtime> runtime;
   c10::cuda::CUDAStream stream;
-  std::optional<at::cuda::CUDAGraph> graph;
+  std::unique_ptr<at::cuda::CUDAGraph> graph;
 };
 
 StepGraph::StepGraph(const torch::nn::Module& model) {
@@ -59,28 +59,28 @@ void StepGraph::capture(const std::function<void()>& step) {
   const c10::cuda::CUDAStreamGuard guard(state_->stream);
   // What steps before took for activations is not needed beside the graph's own.
   c10::cuda::CUDACachingAllocator::emptyCache();
-  state_->graph.emplace();
+  auto graph = std::make_unique<at::cuda::CUDAGraph>();
   // Threads of NCCL and of our watches ask for events all the time; they must not spoil it.
-  state_->graph->capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
-  runtime.begin_capture();
+  graph->capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
   try {
+    runtime.begin_capture();
     step();
-  } catch (...) {
     runtime.end_capture();
+  } catch (...) {
+    runtime.stop_capturing();
     try {
-      state_->graph->capture_end();
+      graph->capture_end();
     } catch (const std::exception&) {
       // What went wrong first is what counts.
     }
-    state_->graph.reset();
     throw;
   }
-  runtime.end_capture();
-  state_->graph->capture_end();
+  graph->capture_end();
+  state_->graph = std::move(graph);
 }
 
 bool StepGraph::is_captured() const {
-  return state_->graph.has_value();
+  return state_->graph != nullptr;
 }
 
 void StepGraph::replay() {

@@ -226,8 +226,8 @@ void Unit::show() {
   gathered = true;
 }
 
-void Unit::hide() {
-  for (const auto& group : groups_) group->hide();
+void Unit::hide(bool keeps_memory) {
+  for (const auto& group : groups_) group->hide(keeps_memory);
   gathered = false;
 }
 

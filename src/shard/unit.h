@@ -70,7 +70,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool collecting = false;  // gradients may arrive
 
   void show();
-  void hide();
+  /// What parameters are read from is theirs no more. Eager memory goes back, unless it is kept.
+  void hide(bool keeps_memory = false);
   /// One call more is under way, and one less.
   void enter(Phase now);
   void leave();

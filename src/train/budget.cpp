@@ -34,7 +34,7 @@ class Search {
  public:
   Search(const Configuration& wanted, int64_t ranks, const PlanOptions& options)
       : wanted_(wanted), ranks_(ranks), options_(options) {
-    target_ = wanted.device.kind == "cpu" ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+    target_ = target_of(wanted, options);
     // Without a network or a device's speed, operations alone tell what is longer.
     if (!options_.times && (!options_.network || options_.network->device.tflops == 0)) {
       if (!options_.network) options_.network.emplace();
@@ -160,9 +160,11 @@ class Search {
 int64_t budget_of(const Configuration& configuration, const PlanOptions& options) {
   const auto& text = configuration.memory.budget;
   if (text != "auto") return bytes_from(text);
+  if (options.free_memory > 0) return options.free_memory;
   if (options.network && options.network->device.memory > 0) return options.network->device.memory;
-  const auto memory =
-      configuration.device.kind == "cpu" ? std::nullopt : device_memory(c10::Device(c10::kCUDA, 0));
+  const auto memory = target_of(configuration, options) == c10::DeviceType::CUDA
+                          ? device_memory(c10::Device(c10::kCUDA, 0))
+                          : std::nullopt;
   TORCH_CHECK_VALUE(
       memory,
       "[train.budget] memory.budget = \"auto\" is what a GPU has free, and there is none "

@@ -13,8 +13,9 @@ inline constexpr int64_t kLibraryBytes = 150 * kMiB;    ///< kernels' code, cuBL
 inline constexpr int64_t kWorkspaceBytes = 192 * kMiB;  ///< of products, in torch's allocator
 inline constexpr int64_t kCommunicatorBytes = 250 * kMiB;  ///< NCCL, each
 
-/// The world's, one for gathers, one for reductions and one for control.
-inline constexpr int64_t kCommunicators = 4;
+/// The world's and one for control; and an axis's own, one for gathers and one for reductions.
+inline constexpr int64_t kCommunicators = 2;
+inline constexpr int64_t kCommunicatorsOfAxis = 3;
 
 /// Of a layer's products, those that selective recomputation makes again: gate and up.
 inline constexpr double kSelectiveShare = 0.45;

@@ -19,8 +19,11 @@ MemoryProbe::MemoryProbe(c10::Device device) : device_(device) {
   if (const auto memory = device_memory(device_)) context_ = memory->outside();
 }
 
-void MemoryProbe::note_communicators() {
-  if (const auto memory = device_memory(device_)) communicators_ = memory->outside() - context_;
+void MemoryProbe::note_communicators(int64_t beside) {
+  beside_ = beside;
+  if (const auto memory = device_memory(device_)) {
+    communicators_ = memory->outside() - context_ - beside_;
+  }
 }
 
 void MemoryProbe::correct(Ledger& planned) const {
@@ -42,20 +45,21 @@ void MemoryProbe::measure(
   ledger.at("control").measured = bytes.control + optimizer.control_bytes();
   const auto memory = device_memory(device_);
   if (!memory) return;
-  const int64_t counted = bytes.sum() + optimizer.allocated_bytes() + optimizer.control_bytes();
+  const int64_t counted =
+      bytes.sum() + optimizer.allocated_bytes() + optimizer.control_bytes() - beside_;
   // Between steps, what is allocated beyond our own is what operations keep for themselves.
   const int64_t workspaces = std::max<int64_t>(0, memory->allocated - counted);
   ledger.at("kernel workspaces").measured = workspaces;
   ledger.at("activations").measured = memory->peak_allocated - memory->allocated;
   ledger.at("CUDA context").measured = context_;
   ledger.at("communicators").measured = communicators_;
-  ledger.at("kernels and libraries").measured = memory->outside() - context_ - communicators_;
+  ledger.at("kernels and libraries").measured =
+      memory->outside() - context_ - communicators_ - beside_;
   ledger.at("allocator's slack").measured = memory->reserved - memory->peak_allocated;
 }
 
-std::string advice_on_memory(const Configuration& configuration, int64_t ranks) {
-  const auto target =
-      configuration.device.kind == "cpu" ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+std::string advice_on_memory(
+    const Configuration& configuration, int64_t ranks, c10::DeviceType target) try {
   const auto ledger_of = [&](const Configuration& changed, int64_t on) {
     return planned_ledger(rehearse_on_meta(changed, on, target), target, on);
   };
@@ -86,9 +90,11 @@ std::string advice_on_memory(const Configuration& configuration, int64_t ranks) 
       one.data.batch /= 2;
     });
   }
-  change(c10::str("data.seq = ", configuration.data.seq / 2), [](Configuration& one) {
-    one.data.seq = std::max<int64_t>(1, one.data.seq / 2);
-  });
+  if (configuration.data.seq > 1) {
+    change(c10::str("data.seq = ", configuration.data.seq / 2), [](Configuration& one) {
+      one.data.seq /= 2;
+    });
+  }
   std::string best = c10::str(2 * ranks, " ranks instead of ", ranks);
   int64_t least = ledger_of(configuration, 2 * ranks).planned();
   for (const auto& [words, changed] : changes) {
@@ -100,6 +106,8 @@ std::string advice_on_memory(const Configuration& configuration, int64_t ranks) 
   return text + c10::str(
                     ". What saves most is ", best, ": ",
                     byte_text(std::max<int64_t>(0, planned.planned() - least)));
+} catch (const std::exception&) {
+  return "what would help could not be worked out";  // the error itself is what counts
 }
 
 }  // namespace sherd

@@ -25,11 +25,6 @@ int64_t ranks_of(const Configuration& configuration, const PlanOptions& options)
   return std::max(configuration.device.emulate, configuration.device.ranks);
 }
 
-/// A GPU, unless the run says that it is meant for CPUs: plans are made where there is none.
-c10::DeviceType target_of(const DeviceSection& device) {
-  return device.kind == "cpu" ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
-}
-
 std::vector<AxisTraffic> traffic_of_step(const Program& program, const Network& network) {
   std::map<std::pair<std::string, Collective>, AxisTraffic> rows;
   const auto add = [&](const Section& section) {
@@ -118,7 +113,7 @@ WorldPlan in_short(const RunPlan& plan) {
 }
 
 RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOptions& options) {
-  const auto target = target_of(configuration.device);
+  const auto target = target_of(configuration, options);
   auto rehearsal = rehearse_on_meta(configuration, ranks, target);
   const auto costs = costs_of(configuration, rehearsal, ranks, options);
   RunPlan plan{.program = std::move(rehearsal.program)};

@@ -49,9 +49,18 @@ std::vector<double> flops_of(const Program& program, double forward_flops) {
     sum += flops.back();
     layers += unit.name.rfind("layer", 0) == 0;
   }
-  const double rest = std::max(0.0, forward_flops - sum);
+  // Where a token takes only some of the weights (experts), layers have less than that.
+  double in_layers = 0;
+  const auto is_layer = [&](size_t i) { return program.units()[i].name.rfind("layer", 0) == 0; };
+  for (size_t i = 0; i < flops.size(); ++i) in_layers += is_layer(i) ? flops[i] : 0;
+  const double rest = forward_flops - sum;
   for (size_t i = 0; i < flops.size(); ++i) {
-    if (program.units()[i].name.rfind("layer", 0) == 0) flops[i] += rest / layers;
+    if (!is_layer(i)) continue;
+    if (rest >= 0) {
+      flops[i] += rest / layers;
+    } else {
+      flops[i] *= std::max(0.0, 1 + rest / in_layers);
+    }
   }
   return flops;
 }
@@ -68,12 +77,10 @@ Rehearsal rehearse_on_meta(
   // As torch's CUDA allocator rounds.
   MetaMemory memory(target == c10::DeviceType::CUDA ? 512 : 1);
   Recording recording(*model, [&] { return memory.live(); });
-  int64_t kept_sum = 0;
   {
     const auto batch = batch_of(configuration);
     memory.restart_peak();
     const auto loss = call(*model, batch);
-    kept_sum = memory.live();
     optimizer.scale(loss * 0.5).backward();
   }
   const auto record = recording.finish();
@@ -83,12 +90,10 @@ Rehearsal rehearse_on_meta(
   result.optimizer = optimizer.allocated_bytes();
   result.optimizer_control = optimizer.control_bytes();
   result.kept = record.kept;
-  result.kept_sum = kept_sum;
   result.activations = memory.peak();
   for (const auto& parameter : model->parameters()) result.parameters += parameter.numel();
   result.flops_per_token = model->flops_per_token(configuration.data.seq);
   result.flops = flops_of(result.program, result.flops_per_token / 3);
-  result.samples = ranks * configuration.data.batch * configuration.data.micro_batches;
   return result;
 }
 

@@ -21,14 +21,12 @@ struct Rehearsal {
   int64_t optimizer = 0;          ///< its moments
   int64_t optimizer_control = 0;  ///< its tables
   std::vector<int64_t> kept{};    ///< by unit: what its forward leaves for the backward
-  int64_t kept_sum = 0;           ///< when the backward begins
   /// The most that a pass takes beyond the above: what is kept, and what comes and goes.
   int64_t activations = 0;
   int64_t parameters = 0;
   double flops_per_token = 0;
   /// By unit: its share of the products of one call's forward.
   std::vector<double> flops{};
-  int64_t samples = 0;  ///< of a step, on all ranks
 };
 
 /// `target`: the kind of device that the run is meant for. The configuration's model is resolved.

@@ -11,6 +11,7 @@
 
 #include "sherd/comm/device_memory.h"
 #include "sherd/optim/adamw.h"
+#include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/shard/recording.h"
@@ -50,7 +51,7 @@ class Stage {
         model_(model_of(configuration, mesh_of(configuration.shard, world_))),
         optimizer_(*model_, optimizer_of(configuration, *model_)),
         batch_(random_batch(configuration, world_.device())) {
-    probe_.note_communicators();
+    probe_.note_communicators(configuration.memory.symmetric ? model_bytes(*model_).arena : 0);
     restart_memory_peaks(world_.device());
   }
 

@@ -59,6 +59,11 @@ Costs estimated_costs(
 
 }  // namespace
 
+c10::DeviceType target_of(const Configuration& configuration, const PlanOptions& options) {
+  const auto& kind = options.device.empty() ? configuration.device.kind : options.device;
+  return kind == "cpu" ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+}
+
 RunCosts costs_of(
     const Configuration& configuration,
     const Rehearsal& rehearsal,
@@ -98,7 +103,11 @@ Ledger planned_ledger(const Rehearsal& rehearsal, c10::DeviceType target, int64_
     entry.note = "assumed";
   };
   assumed("kernel workspaces", kWorkspaceBytes);
-  assumed("communicators", ranks > 1 ? kCommunicators * kCommunicatorBytes : 0);
+  const bool two_axes = std::any_of(
+      rehearsal.program.units().begin(), rehearsal.program.units().end(),
+      [](const UnitSpec& unit) { return !unit.groups.empty() && unit.groups.front().has_outer; });
+  const int64_t communicators = kCommunicators + (two_axes ? 2 : 1) * kCommunicatorsOfAxis;
+  assumed("communicators", ranks > 1 ? communicators * kCommunicatorBytes : 0);
   assumed("CUDA context", kContextBytes);
   assumed("kernels and libraries", kLibraryBytes);
   return ledger;

@@ -17,6 +17,9 @@ struct RunCosts {
   std::string from;
 };
 
+/// A GPU, unless the run is meant for CPUs: plans are made where there is none.
+c10::DeviceType target_of(const Configuration& configuration, const PlanOptions& options);
+
 /// Times as they were measured, or else from the products' operations and the speed of a device.
 RunCosts costs_of(
     const Configuration& configuration,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -99,6 +100,15 @@ Sampler::Options sampling_of(
 Configuration chosen(const Configuration& configuration, const World& world) {
   if (configuration.memory.budget.empty()) return configuration;
   PlanOptions options;
+  options.device = world.device().is_cuda() ? "cuda" : "cpu";
+  if (const auto memory = device_memory(world.device())) {
+    // What this process has taken already is in the plan, too. All ranks have the least.
+    const auto mine = at::tensor({memory->total - memory->used + memory->outside()}, at::kLong)
+                          .to(world.device());
+    auto all = at::empty({world.size()}, mine.options());
+    world.communicator().all_gather(all, mine).synchronize();
+    options.free_memory = all.amin().item<int64_t>();
+  }
   if (configuration.device.network) options.network = read_network(*configuration.device.network);
   return within_budget(configuration, world.size(), options);
 }
@@ -128,7 +138,7 @@ Trainer::Trainer(const Configuration& configuration)
 
 /// What the run will take, by name, before the first step.
 void Trainer::plan_memory() {
-  probe_.note_communicators();
+  probe_.note_communicators(configuration_.memory.symmetric ? model_bytes(*model_).arena : 0);
   const auto target = world_.device().type();
   ledger_ = planned_ledger(
       rehearse_on_meta(configuration_, world_.size(), target), target, world_.size());
@@ -144,7 +154,8 @@ void Trainer::plan_memory() {
   if (const auto text = symmetric_report(*model_); !text.empty()) say("symmetric memory: " + text);
   const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (world_.device().is_cuda() && connections && std::string(connections) == "1") {
-    say("CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one queue: nothing will overlap; unset "
+    say("CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one queue: nothing will overlap; "
+        "unset "
         "it");
   }
 }
@@ -238,9 +249,9 @@ StepMetrics Trainer::step(int64_t number, Checkpoints& checkpoints) {
     total += loss.detach();
     optimizer_.scale(loss * weight).backward();
   };
-  const bool full = std::all_of(samples_of.begin(), samples_of.end(), [&](const auto& samples) {
-    return std::ssize(samples) == data.batch;
-  });
+  // Of all ranks: they replay together, or none does.
+  const bool full =
+      sampler_.samples_from(position_) == data.batch * data.micro_batches * world_.size();
   at::Tensor total;
   if (graph_ && full) {
     checkpoints.before_update();
@@ -321,8 +332,8 @@ void Trainer::run() {
       } catch (const c10::OutOfMemoryError& error) {
         TORCH_CHECK_WITH(
             OutOfMemoryError, false, "[train] out of memory in step ", number, ": ",
-            advice_on_memory(configuration_, world_.size()), ". (", error.what_without_backtrace(),
-            ")");
+            advice_on_memory(configuration_, world_.size(), world_.device().type()), ". (",
+            error.what_without_backtrace(), ")");
       }
     }();
     const bool last = number == train.steps;

@@ -40,7 +40,8 @@ at::Tensor one_by_one(const Experts& experts, const at::Tensor& x_BSD, int64_t t
     }
     if (experts->shared) {
       const auto& shared = experts->shared;
-      const auto hidden = at::silu(at::mv(shared->gate->weight, x)) * at::mv(shared->up->weight, x);
+      const auto halves = at::mv(shared->gate_up->weight, x).chunk(2);
+      const auto hidden = at::silu(halves[0]) * halves[1];
       row = row + at::mv(shared->down->weight, hidden);
     }
     rows.push_back(row);

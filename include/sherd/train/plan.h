@@ -29,6 +29,8 @@ struct PlanOptions {
   std::optional<NetworkFile> network{};
   std::optional<UnitTimes> times{};
   std::vector<int64_t> worlds{};  ///< also planned, each in short
+  std::string device{};     ///< "cuda" or "cpu"; empty: cuda, unless the run is meant for CPUs
+  int64_t free_memory = 0;  ///< bytes that memory.budget = "auto" stands for, if somebody knows
 };
 
 /// Collectives of a step over one axis.
