@@ -17,8 +17,8 @@ class MemoryProbe {
  public:
   /// Before anything is allocated.
   explicit MemoryProbe(c10::Device device);
-  /// When all communicators are there, and nothing has been computed yet. `beside`: bytes of tensors
-  /// that are not torch's allocator's, such as a symmetric arena.
+  /// When all communicators are there, and nothing has been computed yet. `beside`: bytes of
+  /// tensors that are not torch's allocator's, such as a symmetric arena.
   void note_communicators(int64_t beside = 0);
   /// What is known before the first step but can't be counted replaces what was assumed.
   void correct(Ledger& planned) const;

@@ -68,9 +68,10 @@ std::vector<double> flops_of(const Program& program, double forward_flops) {
 }  // namespace
 
 Rehearsal rehearse_on_meta(
-    const Configuration& configuration, int64_t ranks, c10::DeviceType target) {
+    const Configuration& configuration, int64_t ranks, c10::DeviceType target, int64_t rank) {
   const MetaTarget stands_for(target);
-  const auto world = World::emulated({.size = ranks, .device = c10::Device(c10::kMeta)});
+  const auto world =
+      World::emulated({.rank = rank, .size = ranks, .device = c10::Device(c10::kMeta)});
   const auto mesh = mesh_of(configuration.shard, world);
   const auto model = sharded_model_of(configuration, mesh);
   const AdamW optimizer(*model, optimizer_of(configuration, *model));

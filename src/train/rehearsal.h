@@ -29,8 +29,9 @@ struct Rehearsal {
   std::vector<double> flops{};
 };
 
-/// `target`: the kind of device that the run is meant for. The configuration's model is resolved.
+/// `target`: the kind of device that the run is meant for. `rank`: whose elements it has; ranks
+/// differ by what they hold of the last parameters. The configuration's model is resolved.
 Rehearsal rehearse_on_meta(
-    const Configuration& configuration, int64_t ranks, c10::DeviceType target);
+    const Configuration& configuration, int64_t ranks, c10::DeviceType target, int64_t rank = 0);
 
 }  // namespace sherd

@@ -218,9 +218,9 @@ std::string report_html(
         << " at the end";
   }
   out << ".</p>\n"
-      << plots(steps) << "<h2>Memory of this rank</h2>\n<pre id=\"ledger\">"
-      << escaped(ledger.to_text()) << "</pre>\n<h2>Configuration</h2>\n<pre>"
-      << escaped(to_text(configuration)) << "</pre>\n</body></html>\n";
+      << plots(steps) << "<h2>Configuration</h2>\n<pre>" << escaped(to_text(configuration))
+      << "</pre>\n<h2>Memory of this rank</h2>\n<pre id=\"ledger\">" << escaped(ledger.to_text())
+      << "</pre>\n</body></html>\n";
   return out.str();
 }
 

@@ -141,7 +141,8 @@ void Trainer::plan_memory() {
   probe_.note_communicators(configuration_.memory.symmetric ? model_bytes(*model_).arena : 0);
   const auto target = world_.device().type();
   ledger_ = planned_ledger(
-      rehearse_on_meta(configuration_, world_.size(), target), target, world_.size());
+      rehearse_on_meta(configuration_, world_.size(), target, world_.rank()), target,
+      world_.size());
   probe_.correct(ledger_);
   restart_memory_peaks(world_.device());
   if (!configuration_.memory.budget.empty()) {

@@ -103,7 +103,8 @@ TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
   for (const auto& one : cases()) {
     SCOPED_TRACE(name_of(one));
     const auto configuration = configuration_of(one);
-    const auto planned = rehearse_on_meta(configuration, world.size(), world.device().type());
+    const auto planned =
+        rehearse_on_meta(configuration, world.size(), world.device().type(), world.rank());
     const auto model = model_of(configuration, mesh_of(configuration.shard, world));
     AdamW optimizer(*model, optimizer_of(configuration, *model));
     for (int i = 0; i < 2; ++i) step(*model, optimizer, configuration);
