@@ -59,11 +59,11 @@ void PlanCommand::plan() const {
     std::cout << difference(plan, plan_run(read_configuration(files_[1], overrides_), options));
     return;
   }
+  TORCH_CHECK_VALUE(
+      trace_.empty() || plan.timeline, "--trace ", trace_,
+      ": no times are known; give --times, or --network with a [device]");
   if (!html_.empty()) write_file(html_, plan.to_html());
   if (!trace_.empty()) {
-    TORCH_CHECK_VALUE(
-        plan.timeline, "--trace ", trace_,
-        ": no times are known; give --times, or --network with a [device]");
     const TraceProcess planned{"planned", trace_events(plan.program, *plan.timeline)};
     write_file(trace_, chrome_trace({&planned, 1}));
   }

@@ -20,8 +20,7 @@ namespace {
 // What a run takes grows with the layers that are not recomputed, with what stays gathered and with
 // the prefetch depth. For each way to recompute, the fewest layers that make it fit are found by
 // halving; then what is left is offered to deeper prefetch and to units that stay gathered. The
-// shortest step wins; of equal ones, the smallest. A smaller budget only takes choices away, so it
-// never leads to a larger peak.
+// shortest step wins; of equal ones, that which recomputes least.
 
 /// A choice, and what it leads to.
 struct Choice {
@@ -99,10 +98,9 @@ class Search {
     std::optional<Choice> best;
     const auto offer = [&](std::optional<Choice> one) {
       if (!one) return;
-      if (best && std::pair(one->seconds, one->bytes) >= std::pair(best->seconds, best->bytes)) {
-        return;
-      }
-      best = std::move(one);
+      auto spent = spend_rest(std::move(*one), budget);
+      // Of equally long steps, the first: it recomputes least.
+      if (!best || spent.seconds < best->seconds) best = std::move(spent);
     };
     for (const int64_t depth : {1, 0}) {
       for (const char* mode : {"none", "selective", "full"}) {
@@ -110,7 +108,6 @@ class Search {
       }
       if (best) break;  // no prefetch is the last resort
     }
-    if (best) best = spend_rest(std::move(*best), budget);
     return best;
   }
 

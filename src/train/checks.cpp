@@ -111,11 +111,10 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
           ": a network is described for emulated ranks; give device.emulate, too");
   const auto& budget = all.memory.budget;
   if (!budget.empty() && budget != "auto") {
-    try {
-      bytes_from(budget);
-    } catch (const std::exception& error) {
-      problems.push_back("memory.budget = " + written(budget) + ": " + error.what());
-    }
+    require(
+        parse_bytes(budget).has_value(),
+        "memory.budget = " + written(budget) +
+            ": it must be a number and a unit, such as \"64GiB\" or \"80GB\", \"auto\", or \"\"");
   }
   require(
       !all.memory.symmetric || all.memory.kind == "planned",
