@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A rehearsal on one core predicts a run on two: rehearsal_test.py SHERD
+
+The network is measured between two ranks, the units' times on one rank of a world of two that isn't there; the plan puts
+both together. What it says of a step is held against the real one. All of it five times over: the median counts."""
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
+REPETITIONS = 5
+WITHIN = 0.2
+SKIPPED = 3  # steps in which memory is touched for the first time
+RUN = """[model]
+dim = 512
+layers = 6
+heads = 8
+[data]
+text = "text.txt"
+seq = 128
+batch = 1
+[train]
+steps = 15
+out = "out"
+[device]
+kind = "cpu"
+"""
+
+
+def run(place, *words, **more):
+    done = subprocess.run([*map(str, words)], cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, **more)
+    assert done.returncode == 0, (words, done.returncode, done.stderr)
+    return done.stdout
+
+
+def rehearse(sherd, place):
+    """Unit times of one of two, each on a core of its own as in the run: a core alone is faster."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    assert len(cores) == 2, "two cores are needed"
+    both = [subprocess.Popen(
+        ["taskset", "-c", str(core), sherd, "rehearse", "run.toml", "--world", "2", "--network", "network.toml", "--times",
+         f"times{i}.json"], cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for i, core in enumerate(cores)]
+    for one in both:
+        _, said = one.communicate(timeout=60)
+        assert one.returncode == 0, said
+
+
+def compare(sherd, place, number):
+    """(what the plan says, what the run took, its parts), in seconds of a step."""
+    run(place, sherd, "network", "--ranks", 2, "--out", "network.toml")
+    rehearse(sherd, place)
+    plan = json.loads(run(place, sherd, "plan", "run.toml", "--world", 2, "--network", "network.toml", "--times", "times0.json",
+                          "--json"))
+    exposed = sum(unit["exposed"] for unit in plan["units"])
+    run(place, sherd, "train", "run.toml", "--ranks", 2, "--set", f'train.out="out{number}"')
+    lines = (place / f"out{number}" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step_seconds"] for line in lines][SKIPPED:]
+    assert len(steps) == 15 - SKIPPED, steps
+    return plan["timeline"]["seconds"], statistics.median(steps), exposed
+
+
+def main():
+    ratios = []
+    with tempfile.TemporaryDirectory() as place:
+        place = pathlib.Path(place)
+        (place / "run.toml").write_text(RUN)
+        (place / "text.txt").write_bytes(bytes((i * i + i // 7) % 251 for i in range(300000)))
+        for number in range(REPETITIONS):
+            predicted, real, exposed = compare(pathlib.Path(sys.argv[1]).resolve(), place, number)
+            ratios.append(predicted / real)
+            print(f"predicted {predicted * 1e3:.0f} ms, of which {exposed * 1e3:.0f} ms are transfers; "
+                  f"real {real * 1e3:.0f} ms: {ratios[-1]:.3f}", flush=True)
+            assert 0.05 < real < 2, "a step this short or long says little: change the model"
+    middle = statistics.median(ratios)
+    assert abs(middle - 1) <= WITHIN, f"the median of {ratios} is {middle:.3f}"
+    print(f"predicted / real: {middle:.3f}, the median of {REPETITIONS}")
+
+
+main()
