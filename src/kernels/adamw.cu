@@ -8,17 +8,13 @@
 #include <cstdint>
 
 #include "kernels/adamw_math.h"
+#include "kernels/vectors.cuh"
 
 namespace sherd {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kVector = 4;
-
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Vector {
-  T values[kCount];
-};
 
 template <class T>
 __device__ bool is_aligned(const T* data) {

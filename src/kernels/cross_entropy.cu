@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "kernels/deposit_types.h"
+#include "kernels/vectors.cuh"
 
 namespace sherd {
 namespace {
@@ -17,33 +18,6 @@ namespace {
 constexpr int kThreads = 1024;  // few rows at a time: the second look at one finds it in L2
 constexpr int kWarp = 32;
 constexpr int kBatch = 4;  // vectors of a thread whose loads are under way at a time
-
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Vector {
-  T values[kCount];
-};
-
-/// Keeps the compiler from taking the elements apart, into twice as many registers, before this.
-template <class T, int kCount>
-__device__ void keep_packed(Vector<T, kCount>& vector) {
-  if constexpr (sizeof(vector) == sizeof(uint4)) {
-    auto& words = reinterpret_cast<uint4&>(vector);
-    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
-  }
-}
-
-/// As one instruction, which the compiler can't be trusted with.
-template <class T, int kCount>
-__device__ void store(Vector<T, kCount>* data, const Vector<T, kCount>& vector) {
-  if constexpr (sizeof(vector) == sizeof(uint4)) {
-    const auto& words = reinterpret_cast<const uint4&>(vector);
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(data)),
-                 "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
-                 : "memory");
-  } else {
-    *data = vector;
-  }
-}
 
 __device__ float power(float x) {
   return __expf(x);
@@ -112,7 +86,7 @@ __device__ void each_in_row(T* row, int vocab, Body body) {
       if (i >= vectors) continue;
       keep_packed(batch[k]);
       body(batch[k], begin + i * kCount);
-      if (kWrites) store(&wide[i], batch[k]);
+      if (kWrites) store(wide[i].values, batch[k]);
     }
   }
   const int singles = vocab - vectors * kCount;

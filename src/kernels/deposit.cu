@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/deposit_types.h"
+#include "kernels/vectors.cuh"
 
 namespace sherd {
 namespace {
@@ -17,11 +18,6 @@ constexpr int kVector = 4;  // elements that a thread moves at a time, where ali
 
 struct Batch {
   Deposit deposits[kMost];
-};
-
-template <class T>
-struct alignas(sizeof(T) * kVector) Vector {
-  T values[kVector];
 };
 
 template <class Target, class Source>
@@ -39,13 +35,14 @@ __global__ void deposit_kernel(const Batch batch, double divisor) {
   const auto* source = static_cast<const Source*>(one.source);
   const int64_t start = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
-  const bool aligned = reinterpret_cast<uintptr_t>(target) % alignof(Vector<Target>) == 0 &&
-                       reinterpret_cast<uintptr_t>(source) % alignof(Vector<Source>) == 0;
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(target) % alignof(Vector<Target, kVector>) == 0 &&
+      reinterpret_cast<uintptr_t>(source) % alignof(Vector<Source, kVector>) == 0;
   const int64_t vectors = aligned ? one.count / kVector : 0;
   for (int64_t i = start; i < vectors; i += stride) {
-    auto& wide = reinterpret_cast<Vector<Target>*>(target)[i];
-    const auto values = reinterpret_cast<const Vector<Source>*>(source)[i];
-    Vector<Target> result;
+    auto& wide = reinterpret_cast<Vector<Target, kVector>*>(target)[i];
+    const auto values = reinterpret_cast<const Vector<Source, kVector>*>(source)[i];
+    Vector<Target, kVector> result;
     if (one.add) result = wide;
     for (int k = 0; k < kVector; ++k) {
       put(result.values[k], values.values[k], one.add, divisor);

@@ -9,18 +9,13 @@
 #include <cstdint>
 
 #include "kernels/deposit_types.h"
+#include "kernels/vectors.cuh"
 
 namespace sherd {
 namespace {
 
 constexpr int kThreads = 128;
 constexpr int kBatch = 4;  // rows whose loads are under way at a time
-
-/// Elements that a thread reads or writes together; at most 16 bytes at a time.
-template <class T, int kCount>
-struct alignas(std::min<size_t>(sizeof(T) * kCount, 16)) Vector {
-  T values[kCount];
-};
 
 /// blockIdx.x is a place among the sorted tokens. The block at a token's first place adds up all of
 /// its rows; the others have nothing to do. Blocks along y share the columns.
@@ -47,8 +42,7 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(
     for (int k = 0; k < kBatch; ++k) {
       mine[k] = i + k < count && sorted[i + k] == token;
       if (!mine[k]) continue;
-      batch[k] =
-          *reinterpret_cast<const Vector<T, kCount>*>(gradient + order[i + k] * dim + column);
+      batch[k] = load<kCount>(gradient + order[i + k] * dim + column);
     }
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {

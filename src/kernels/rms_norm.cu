@@ -6,11 +6,13 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_pipeline.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "kernels/deposit_types.h"
+#include "kernels/vectors.cuh"
 
 namespace sherd {
 namespace {
@@ -40,30 +42,6 @@ struct Shape {
     }
   }
 };
-
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Vector {
-  T values[kCount];
-};
-
-template <int kCount, class T>
-__device__ Vector<T, kCount> load(const T* data, int i) {
-  return reinterpret_cast<const Vector<T, kCount>*>(data)[i];
-}
-template <int kCount, class T>
-__device__ void store(T* data, int i, const Vector<T, kCount>& vector) {
-  reinterpret_cast<Vector<T, kCount>*>(data)[i] = vector;
-}
-
-/// Keeps the compiler from taking the elements apart, into twice as many registers, before this.
-/// What it made of them earlier it makes again.
-template <class T, int kCount>
-__device__ void keep_packed(Vector<T, kCount>& vector) {
-  if constexpr (sizeof(vector) == sizeof(uint4)) {
-    auto& words = reinterpret_cast<uint4&>(vector);
-    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
-  }
-}
 
 /// The sum over the threads of a row, the same bits in each of them. Rows take turns in two places,
 /// so that one barrier each is enough.
@@ -115,20 +93,21 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   if (row >= at.rows) return;  // a warp's, or the block's
   const int64_t begin = row * at.dim;
   Vector<T, kCount> values[Shape::kHeld], others[Shape::kHeld], weights[Shape::kHeld];
-  Shape::each(at.dim, [&](int k, int i) { values[k] = load<kCount>(at.x + begin, i); });
+  Shape::each(at.dim, [&](int k, int i) { values[k] = load<kCount>(at.x + begin + i * kCount); });
   if (at.residual) {
-    Shape::each(at.dim, [&](int k, int i) { others[k] = load<kCount>(at.residual + begin, i); });
+    Shape::each(
+        at.dim, [&](int k, int i) { others[k] = load<kCount>(at.residual + begin + i * kCount); });
     Shape::each(at.dim, [&](int k, int i) {
       for (int e = 0; e < kCount; ++e) {
         values[k].values[e] = static_cast<T>(
             static_cast<Math>(values[k].values[e]) + static_cast<Math>(others[k].values[e]));
       }
-      store(at.sum + begin, i, values[k]);
+      store(at.sum + begin + i * kCount, values[k]);
     });
   }
   Math squares = 0;
   Shape::each(at.dim, [&](int k, int i) {
-    weights[k] = load<kCount>(at.weight, i);
+    weights[k] = load<kCount>(at.weight + i * kCount);
     for (int e = 0; e < kCount; ++e) {
       const auto value = static_cast<Math>(values[k].values[e]);
       squares += value * value;
@@ -142,7 +121,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       values[k].values[e] = static_cast<T>(
           static_cast<Math>(values[k].values[e]) * scale * static_cast<Math>(weights[k].values[e]));
     }
-    store(at.y + begin, i, values[k]);
+    store(at.y + begin + i * kCount, values[k]);
   });
 }
 
@@ -161,33 +140,94 @@ struct Backward {
   Math inverse_dim;
 };
 
+/// Rows on their way to shared memory while others are worked on. A thread fetches what it will
+/// read itself, so that no barrier is needed.
+template <class T, class Shape>
+struct Ahead {
+  using Part = Vector<T, Shape::kCount>;
+  static constexpr int kInputs = 3;
+  static constexpr int kBytes = kInputs * Shape::kHeld * Shape::kBlock * sizeof(Part);
+  /// Rows at a time; 1: too long, or too narrow, to be fetched so.
+  static constexpr int kStages = sizeof(Part) == 16 ? std::clamp((96 << 10) / kBytes, 1, 4) : 1;
+  static constexpr int kShared = kStages > 1 ? kStages* kBytes : 0;
+
+  static __device__ Part& place(int stage, int input, int k) {
+    extern __shared__ uint4 places[];
+    const int at = ((stage * kInputs + input) * Shape::kHeld + k) * Shape::kBlock;
+    return reinterpret_cast<Part*>(places)[at + threadIdx.x];
+  }
+};
+
+// The second stage is launched while the first runs, and waits for its end: what is saved is the
+// time to launch it. From Hopper on.
+__device__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
 /// As many blocks as run at once share the rows; each keeps its part of the weight's gradient in
 /// registers until its last row.
 template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kBlock > 256 ? 1 : 2)
     backward_kernel(const Backward<T> at) {
   using Math = typename Backward<T>::Math;
+  using Ahead = Ahead<T, Shape>;
   constexpr int kCount = Shape::kCount;
   const int64_t part =
       static_cast<int64_t>(blockIdx.x) * Shape::kRows + threadIdx.x / Shape::kRowThreads;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * Shape::kRows;
+  let_next_begin();
+  const T* inputs[] = {at.y_gradient, at.sum, at.sum_gradient};
+  const auto fetch = [&](int64_t row, int stage) {
+    if (row < at.rows) {
+      Shape::each(at.dim, [&](int k, int i) {
+#pragma unroll
+        for (int input = 0; input < Ahead::kInputs; ++input) {
+          if (!inputs[input]) continue;
+          __pipeline_memcpy_async(
+              &Ahead::place(stage, input, k), inputs[input] + row * at.dim + i * kCount, 16);
+        }
+      });
+    }
+    __pipeline_commit();
+  };
+  for (int stage = 0; stage + 1 < Ahead::kStages; ++stage) fetch(part + stage * stride, stage);
+  Vector<T, kCount> weights[Shape::kHeld];
+  Shape::each(at.dim, [&](int k, int i) { weights[k] = load<kCount>(at.weight + i * kCount); });
   Math sums[Shape::kHeld][kCount] = {};
   int turn = 0;
-  for (int64_t row = part; row < at.rows; row += static_cast<int64_t>(gridDim.x) * Shape::kRows) {
-    const int64_t begin = row * at.dim;
+  int stage = 0;
+  for (int64_t row = part; row < at.rows; row += stride) {
     const Math scale = at.scale[row];
-    Vector<T, kCount> incoming[Shape::kHeld], values[Shape::kHeld], others[Shape::kHeld];
+    Vector<T, kCount> vectors[Ahead::kInputs][Shape::kHeld];
+    if constexpr (Ahead::kStages > 1) {
+      constexpr int kMore = Ahead::kStages - 1;
+      fetch(row + kMore * stride, (stage + kMore) % Ahead::kStages);
+      __pipeline_wait_prior(kMore);
+    }
     Shape::each(at.dim, [&](int k, int i) {
-      incoming[k] = load<kCount>(at.y_gradient + begin, i);
-      values[k] = load<kCount>(at.sum + begin, i);
-      if (at.sum_gradient) others[k] = load<kCount>(at.sum_gradient + begin, i);
+#pragma unroll
+      for (int input = 0; input < Ahead::kInputs; ++input) {
+        if (!inputs[input]) continue;
+        vectors[input][k] = Ahead::kStages > 1
+                                ? Ahead::place(stage, input, k)
+                                : load<kCount>(inputs[input] + row * at.dim + i * kCount);
+      }
     });
+    stage = (stage + 1) % Ahead::kStages;
+    auto& [incoming, values, others] = vectors;
     Math along = 0;
     Shape::each(at.dim, [&](int k, int i) {
-      const auto weights = load<kCount>(at.weight, i);
       for (int e = 0; e < kCount; ++e) {
         const Math product =
             static_cast<Math>(incoming[k].values[e]) * static_cast<Math>(values[k].values[e]);
-        along += product * static_cast<Math>(weights.values[e]);
+        along += product * static_cast<Math>(weights[k].values[e]);
         sums[k][e] += product * scale;
       }
     });
@@ -197,38 +237,52 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
       keep_packed(incoming[k]);
       keep_packed(values[k]);
       keep_packed(others[k]);
-      const auto weights = load<kCount>(at.weight, i);
+      keep_packed(weights[k]);
       for (int e = 0; e < kCount; ++e) {
         const Math weighted =
-            static_cast<Math>(incoming[k].values[e]) * static_cast<Math>(weights.values[e]);
+            static_cast<Math>(incoming[k].values[e]) * static_cast<Math>(weights[k].values[e]);
         const Math normed = static_cast<Math>(values[k].values[e]) * scale;
         Math value = scale * (weighted - normed * mean);
         if (at.sum_gradient) value += static_cast<Math>(others[k].values[e]);
         values[k].values[e] = static_cast<T>(value);
       }
-      store(at.gradient + begin, i, values[k]);
+      store(at.gradient + row * at.dim + i * kCount, values[k]);
     });
   }
   if (!at.partial) return;
   Shape::each(at.dim, [&](int k, int i) {
-    for (int e = 0; e < kCount; ++e) at.partial[part * at.dim + i * kCount + e] = sums[k][e];
+    constexpr int kMost = 16 / sizeof(Math);
+    constexpr int kAtOnce = kCount < kMost ? kCount : kMost;
+    for (int e = 0; e < kCount; e += kAtOnce) {
+      Vector<Math, kAtOnce> some;
+      for (int j = 0; j < kAtOnce; ++j) some.values[j] = sums[k][e + j];
+      store(at.partial + part * at.dim + i * kCount + e, some);
+    }
   });
 }
 
 /// The sum of each column of [parts, dim] goes to the target: the second stage.
 template <class Target, class Math>
 __global__ void sum_columns(const Math* partial, int64_t parts, int dim, Target* target, bool add) {
-  __shared__ Math sums[kWarp][kWarp];
-  const int column = blockIdx.x * kWarp + threadIdx.x;
+  __shared__ Math sums[kWarp][kWarp + 1];
+  const int first = blockIdx.x * kWarp;
+  await_previous();
   Math sum = 0;
-  if (column < dim) {
-#pragma unroll 4
-    for (int64_t i = threadIdx.y; i < parts; i += kWarp) sum += partial[i * dim + column];
+  if (first + static_cast<int>(threadIdx.x) < dim) {
+#pragma unroll 8
+    for (int64_t i = threadIdx.y; i < parts; i += kWarp) {
+      sum += partial[i * dim + first + threadIdx.x];
+    }
   }
-  sums[threadIdx.y][threadIdx.x] = sum;
+  sums[threadIdx.x][threadIdx.y] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || column >= dim) return;
-  for (int i = 1; i < kWarp; ++i) sum += sums[i][threadIdx.x];
+  const int column = first + static_cast<int>(threadIdx.y);  // a warp's
+  if (column >= dim) return;
+  sum = sums[threadIdx.y][threadIdx.x];
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  }
+  if (threadIdx.x > 0) return;
   auto value = static_cast<DepositMath<Math, Target>>(sum);
   if (add) value += static_cast<DepositMath<Math, Target>>(target[column]);
   target[column] = deposit_cast<Target>(value);
@@ -313,15 +367,18 @@ void rms_norm_backward_on_cuda(const RmsNormBackward& work) {
     const auto launch = [&]<class S>(S) {
       int resident = 0;
       const auto kernel = backward_kernel<T, S>;
+      constexpr int kShared = Ahead<T, S>::kShared;
       C10_CUDA_CHECK(
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, S::kBlock, 0));
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+      C10_CUDA_CHECK(
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, S::kBlock, kShared));
       const int most = resident * at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
       const auto blocks = std::min(blocks_for(at.rows, S::kRows), static_cast<unsigned>(most));
       if (work.weight_gradient.defined()) {
         partial = at::empty({int64_t{blocks} * S::kRows, dim}, work.scale.options());
         at.partial = partial.mutable_data_ptr<Math>();
       }
-      kernel<<<blocks, S::kBlock, 0, stream>>>(at);
+      kernel<<<blocks, S::kBlock, kShared, stream>>>(at);
       C10_CUDA_KERNEL_LAUNCH_CHECK();
     };
     if (at.rows > 0) {
@@ -330,10 +387,18 @@ void rms_norm_backward_on_cuda(const RmsNormBackward& work) {
     if (!work.weight_gradient.defined()) return;
     with_deposit_type(work.weight_gradient.scalar_type(), [&](auto target) {
       using Target = decltype(target);
-      sum_columns<Target, Math><<<blocks_for(at.dim, kWarp), dim3(kWarp, kWarp), 0, stream>>>(
-          at.partial, partial.size(0), at.dim, work.weight_gradient.mutable_data_ptr<Target>(),
-          work.add);
-      C10_CUDA_KERNEL_LAUNCH_CHECK();
+      cudaLaunchAttribute early{};
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
+      cudaLaunchConfig_t how{};
+      how.gridDim = blocks_for(at.dim, kWarp);
+      how.blockDim = dim3(kWarp, kWarp);
+      how.stream = stream;
+      how.attrs = &early;
+      how.numAttrs = at.rows > 0 && at::cuda::getCurrentDeviceProperties()->major >= 9;
+      C10_CUDA_CHECK(cudaLaunchKernelEx(
+          &how, sum_columns<Target, Math>, static_cast<const Math*>(at.partial), partial.size(0),
+          at.dim, work.weight_gradient.mutable_data_ptr<Target>(), work.add));
     });
   });
 }

@@ -9,26 +9,13 @@
 #include <cstdint>
 
 #include "kernels/deposit_types.h"
+#include "kernels/vectors.cuh"
 
 namespace sherd {
 namespace {
 
 constexpr int kThreads = 128;
 constexpr int kBatch = 4;  // heads of a thread whose loads are under way at a time
-
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Vector {
-  T values[kCount];
-};
-
-/// Keeps the compiler from taking the elements apart, into twice as many registers, before this.
-template <class T, int kCount>
-__device__ void keep_packed(Vector<T, kCount>& vector) {
-  if constexpr (sizeof(vector) == sizeof(uint4)) {
-    auto& words = reinterpret_cast<uint4&>(vector);
-    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
-  }
-}
 
 /// Heads in memory: where each begins.
 template <class T>
@@ -72,8 +59,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Turn<T> turn) {
   auto* target = turn.target.data + batch * turn.target.batch + position * turn.target.position;
   for (int i = threadIdx.x * kCount; i < turn.half; i += blockDim.x * kCount) {
     const int64_t angle = position * turn.half + i;
-    const auto cosine = *reinterpret_cast<const Vector<float, kCount>*>(turn.cosine + angle);
-    auto sine = *reinterpret_cast<const Vector<float, kCount>*>(turn.sine + angle);
+    const auto cosine = load<kCount>(turn.cosine + angle);
+    auto sine = load<kCount>(turn.sine + angle);
     if (turn.back) {
       for (int e = 0; e < kCount; ++e) sine.values[e] = -sine.values[e];
     }
@@ -81,8 +68,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Turn<T> turn) {
       Vector<T, kCount> first[kBatch], second[kBatch];
       each_head(head, turn.heads, [&](int k, int h) {
         const auto* from = source + h * turn.source.head + i;
-        first[k] = *reinterpret_cast<const Vector<T, kCount>*>(from);
-        second[k] = *reinterpret_cast<const Vector<T, kCount>*>(from + turn.half);
+        first[k] = load<kCount>(from);
+        second[k] = load<kCount>(from + turn.half);
       });
       each_head(head, turn.heads, [&](int k, int h) {
         keep_packed(first[k]);
@@ -94,8 +81,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Turn<T> turn) {
           second[k].values[e] = static_cast<T>(b * cosine.values[e] + a * sine.values[e]);
         }
         auto* to = target + h * turn.target.head + i;
-        *reinterpret_cast<Vector<T, kCount>*>(to) = first[k];
-        *reinterpret_cast<Vector<T, kCount>*>(to + turn.half) = second[k];
+        store(to, first[k]);
+        store(to + turn.half, second[k]);
       });
     }
   }

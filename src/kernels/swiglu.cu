@@ -9,44 +9,13 @@
 #include <cstdint>
 
 #include "kernels/deposit_types.h"
+#include "kernels/vectors.cuh"
 
 namespace sherd {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBatch = 2;  // rows of a thread whose loads are under way at a time
-
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Vector {
-  T values[kCount];
-};
-
-template <int kCount, class T>
-__device__ Vector<T, kCount> load(const T* data) {
-  return *reinterpret_cast<const Vector<T, kCount>*>(data);
-}
-
-/// Keeps the compiler from taking the elements apart, into twice as many registers, before this.
-template <class T, int kCount>
-__device__ void keep_packed(Vector<T, kCount>& vector) {
-  if constexpr (sizeof(vector) == sizeof(uint4)) {
-    auto& words = reinterpret_cast<uint4&>(vector);
-    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
-  }
-}
-
-/// As one instruction: left to itself, the compiler writes word by word here.
-template <class T, int kCount>
-__device__ void store(T* data, const Vector<T, kCount>& vector) {
-  if constexpr (sizeof(vector) == sizeof(uint4)) {
-    const auto& words = reinterpret_cast<const uint4&>(vector);
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(data)),
-                 "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
-                 : "memory");
-  } else {
-    *reinterpret_cast<Vector<T, kCount>*>(data) = vector;
-  }
-}
 
 /// A few units in the last place of fp32, at a fraction of the instructions.
 __device__ float sigmoid(float x) {
