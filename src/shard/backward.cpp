@@ -116,6 +116,10 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
       "' belongs to a forward that was made before the weights changed: run each backward before "
       "the update, or the forward again");
   if (pass->program != program_) {
+    TORCH_CHECK(
+        fixed_.empty(), "[shard] a backward of '", root().name(),
+        "' belongs to a forward that was made with another program, but ", fixed_,
+        ", which has this one's addresses: run the backward before");
     use(pass->program);
     verified_ = true;
   }

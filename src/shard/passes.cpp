@@ -165,6 +165,7 @@ void Runtime::begin_pass(bool train, bool idle) {
   if (recovering_) recover();
   if (!confirmed_) check_set();  // once is enough
   check_published();
+  if (program_ != newest_) use(newest_);
   pass_ = std::make_shared<Pass>(Pass{program_, train, weights_});
   const ForwardFlags flags{changed_, train, kept_};
   section_ = &program_->forward(flags);

@@ -177,14 +177,16 @@ void Runtime::build(Order order) {
       fixed_.empty(), "[shard] '", root().name(), "' needs another program, but ", fixed_,
       ", which has this one's addresses: run every order of units and set the number of "
       "micro-batches before");
-  if (!confirmed_) return use(made(nullptr));
-  std::shared_ptr<const Program> program;
-  try {
-    program = made(program_.get());
-  } catch (const std::runtime_error&) {
-    program = made(nullptr);  // with other addresses: nobody relies on them
+  if (!confirmed_) {
+    newest_ = made(nullptr);
+  } else {
+    try {
+      newest_ = made(program_.get());
+    } catch (const std::runtime_error&) {
+      newest_ = made(nullptr);  // with other addresses: nobody relies on them
+    }
   }
-  use(std::move(program));
+  use(newest_);
 }
 
 /// The loss is averaged over the data-parallel ranks of the root's mesh, whatever the mesh of a

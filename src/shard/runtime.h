@@ -203,7 +203,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::map<std::pair<const Communicator*, std::string>, std::shared_ptr<Communicator>> links_;
   std::unique_ptr<Agreement> agreement_;
   std::shared_ptr<const Program> program_;
-  std::optional<Order> evaluation_;  // of passes without gradients, if that is another
+  std::shared_ptr<const Program> newest_;  // for forwards; a backward has its forward's
+  std::optional<Order> evaluation_;        // of passes without gradients, if that is another
   std::unique_ptr<Lanes> lanes_;
   at::Tensor arena_;
   std::vector<std::unique_ptr<Window>> windows_;  // of the arena, if it is symmetric
