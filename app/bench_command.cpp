@@ -59,6 +59,11 @@ std::string python() {
   return access(SHERD_PYTHON, X_OK) == 0 ? SHERD_PYTHON : "python3";
 }
 
+/// The one that was built with; where it is not there, that of the repository one stands in.
+std::string peer_program() {
+  return access(SHERD_PEERS, R_OK) == 0 ? SHERD_PEERS : "bench/peers/fsdp2.py";
+}
+
 // ---- what is printed ---------------------------------------------------------------------------
 std::string format(const char* how, auto... args) {
   std::array<char, 256> text{};
@@ -82,8 +87,27 @@ std::string bytes_shown(const Json& json, const char* key) {
                               : format("%.1f MiB", bytes / kMiB);
 }
 
-std::string percent(const Json& json, const char* key) {
-  return format("%.1f %%", 100 * json[key].get<double>());
+/// Of a step: what computing is measured by, or how many there are.
+std::string speed(const Json& json) {
+  const auto tflops = shown(json, "tflops", "%.4g TFLOP/s");
+  return tflops.empty() ? format("%.4g steps/s", 1 / json["seconds"].get<double>()) : tflops;
+}
+
+std::string share_of_limit(const Json& json) {
+  const auto found = json.find("share_of_limit");
+  return found->is_null() ? "" : format("%.1f %%", 100 * found->get<double>());
+}
+
+/// The host's part of a step.
+std::string host_share(const Json& json) {
+  const auto found = json.find("host_seconds");
+  if (found->is_null()) return "";
+  return format("%.1f %%", 100 * found->get<double>() / json["seconds"].get<double>());
+}
+
+std::string last_step(const Json& json) {
+  const auto& step = json["steps"].back();
+  return shown(step, "loss", "%.4g") + ", " + shown(step, "gradient_norm", "%.4g");
 }
 
 std::string joined(const std::vector<std::string>& words, const char* between) {
@@ -111,17 +135,17 @@ std::string line_of(const Json& one) {
   const auto allocated =
       pair_of(bytes_shown(memory, "allocated"), " allocated, ", bytes_shown(memory, "reserved"));
   auto line = joined(
-      {one["name"].get<std::string>() + ": " + shown(one, "tflops", "%.4g TFLOP/s"),
-       percent(one, "share_of_limit") + " of " + shown(one, "limit_tflops", "%.4g"),
-       shown(one, "seconds", "%.4g s a step"), power, planned.empty() ? "" : planned + " measured",
-       allocated.empty() ? "" : allocated + " reserved"},
+      {one["name"].get<std::string>() + ": " + speed(one),
+       pair_of(share_of_limit(one), " of ", shown(one, "limit_tflops", "%.4g")),
+       shown(one, "seconds", "%.4g s a step"), pair_of("host ", "", host_share(one)), power,
+       pair_of(planned, " ", "measured"), pair_of(allocated, " ", "reserved"),
+       "loss and norm of the gradient at the end " + last_step(one)},
       "; ");
   const auto peer = one.find("peer");
   if (peer == one.end()) return line + "\n";
   return line + "\n  " +
          joined(
-             {"FSDP2: " + shown(*peer, "tflops", "%.4g TFLOP/s"),
-              shown(*peer, "seconds", "%.4g s a step"),
+             {"FSDP2: " + speed(*peer), shown(*peer, "seconds", "%.4g s a step"),
               joined(
                   {shown(*peer, "joules", "%.0f J"), shown(*peer, "watts", "%.0f W"),
                    shown(*peer, "sm_mhz", "%.0f MHz")},
@@ -153,9 +177,10 @@ std::vector<Column> columns_of(const Json& variants) {
   add("variant", [](const Json& one, const Json&) {
     return "`" + one["name"].get<std::string>() + "`: " + one["about"].get<std::string>();
   });
-  add("TFLOP/s", [](const Json& one, const Json&) { return shown(one, "tflops", "%.4g"); });
-  add("of the limit", [](const Json& one, const Json&) { return percent(one, "share_of_limit"); });
+  add("speed", [](const Json& one, const Json&) { return speed(one); });
+  add("of the limit", [](const Json& one, const Json&) { return share_of_limit(one); });
   add("step, s", [](const Json& one, const Json&) { return shown(one, "seconds", "%.4g"); });
+  add("host", [](const Json& one, const Json&) { return host_share(one); });
   add("J a step", [](const Json& one, const Json&) { return shown(one, "joules", "%.0f"); });
   add("W", [](const Json& one, const Json&) { return shown(one, "watts", "%.0f"); });
   add("MHz", [](const Json& one, const Json&) { return shown(one, "sm_mhz", "%.0f"); });
@@ -165,8 +190,11 @@ std::vector<Column> columns_of(const Json& variants) {
   add("allocated / reserved", [](const Json&, const Json& memory) {
     return pair_of(bytes_shown(memory, "allocated"), " / ", bytes_shown(memory, "reserved"));
   });
-  add("FSDP2 TFLOP/s",
-      [&](const Json& one, const Json&) { return shown(peer_of(one), "tflops", "%.4g"); });
+  add("loss, norm of the gradient", [](const Json& one, const Json&) { return last_step(one); });
+  add("FSDP2", [&](const Json& one, const Json&) {
+    const auto peer = peer_of(one);
+    return peer.empty() ? "" : speed(peer);
+  });
   add("its GiB", [&](const Json& one, const Json&) {
     return pair_of(
         shown(peer_of(one), "allocated_gib", "%.1f"), " / ",
@@ -194,8 +222,8 @@ std::string table_of(const Json& all) {
     row([&](const Column& column) { return column.cells[i]; });
   }
   const auto& first = variants[0];
-  return "On one " + first["device"].get<std::string>() + ", whose limit is " +
-         shown(first, "limit_tflops", "%.4g") + " TFLOP/s, by `" +
+  const auto limit = shown(first, "limit_tflops", ", whose limit is %.4g TFLOP/s");
+  return "On one " + first["device"].get<std::string>() + limit + ", by `" +
          all["command"].get<std::string>() + "`:\n\n" + text;
 }
 
@@ -259,7 +287,7 @@ std::vector<std::string> BenchCommand::words_for_sherd(const BenchVariant& varia
 /// As Sherd was run.
 std::vector<std::string> BenchCommand::words_for_peer(
     const BenchVariant& variant, double load) const {
-  std::vector<std::string> words{python(), SHERD_PEERS, "--device", device_};
+  std::vector<std::string> words{python(), peer_program(), "--device", device_};
   words.insert(words.end(), variant.peer.begin(), variant.peer.end());
   words.insert(words.end(), {"--steps", std::to_string(steps_)});
   words.insert(words.end(), {"--seconds-of-load", format("%g", load)});

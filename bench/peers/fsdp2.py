@@ -267,8 +267,10 @@ def run_small_units(options, device):
     """Steps per second (forward and backward) where the host's work for each unit is what takes the time."""
     mesh = enter_world(options.world, device)
 
+    units = 8 if options.quick else UNITS
+
     def tower():
-        stacks = (nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))) for _ in range(UNITS))
+        stacks = (nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))) for _ in range(units))
         return nn.Sequential(*stacks).to(device)
 
     plain, sharded = tower(), tower()
@@ -301,8 +303,8 @@ def run_small_units(options, device):
 
     alone, seconds = seconds_of(plain), seconds_of(sharded)
     squares = sum(one.grad.to_local().double().square().sum().item() for one in sharded.parameters())
-    return {"units": UNITS, "seconds": seconds, "steps_per_second": 1 / seconds, "unsharded_steps_per_second": 1 / alone,
-            "sharding_ms_per_unit": (seconds - alone) / UNITS * 1e3, "loss": losses[0].item(),
+    return {"units": units, "seconds": seconds, "steps_per_second": 1 / seconds, "unsharded_steps_per_second": 1 / alone,
+            "sharding_ms_per_unit": (seconds - alone) / units * 1e3, "loss": losses[0].item(),
             "gradient_norm": math.sqrt(squares)}
 
 

@@ -6,17 +6,18 @@
 #include <torch/cuda.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <variant>
 
-#include "sherd/comm/device_memory.h"
 #include "sherd/train/rehearse.h"
 #include "train/keys.h"
 #include "train/nearest_word.h"
 #include "train/possible_speed.h"
 #include "train/power_meter.h"
 #include "train/setup.h"
+#include "train/small_units.h"
 #include "train/written.h"
 
 namespace sherd {
@@ -84,6 +85,10 @@ std::vector<Variant> all_variants() {
         {"model.rope_theta", 1e4},
         {"data.seq", 4096},
         {"data.batch", 2}}},
+      {{"small-units", "128 units with little to compute", {"--units", "small"}}},
+      {{"small-units-graph", "the same as a CUDA graph", {"--units", "small"}},
+       8,
+       {{"train.graph", true}}},
       // Mamba-2 keeps its chunks' matrices: without recompute they would not fit.
       {{"hybrid", "Nemotron-H-8B's layers, sequence 8192, all recomputed"},
        8,
@@ -185,6 +190,27 @@ RehearsedWorld measured(
   return world;
 }
 
+void check_step(const std::string& name, const RehearsedStep& step) {
+  TORCH_CHECK(
+      std::isfinite(step.loss) && std::isfinite(step.gradient_norm) && step.gradient_norm > 0,
+      "[train.bench] ", name, " does not train: loss ", step.loss, ", norm of the gradient ",
+      step.gradient_norm);
+}
+
+void measure_small_units(
+    const Configuration& configuration,
+    c10::Device device,
+    const BenchOptions& options,
+    BenchResult& result) {
+  SmallUnits small{.steps = options.steps, .load = result.load, .graph = configuration.train.graph};
+  if (options.quick) small.units = 8;
+  const auto taken = time_small_units(device, small);
+  result.tokens = 1;
+  result.seconds = taken.seconds;
+  if (device.is_cuda()) result.host = taken.host;
+  result.steps.push_back({taken.seconds, taken.loss, taken.gradient_norm});
+}
+
 template <class T>
 nlohmann::ordered_json or_null(const std::optional<T>& value) {
   if (!value) return nullptr;
@@ -205,6 +231,11 @@ BenchVariant bench_variant(const std::string& name) {
   return variant_of(name).shown;
 }
 
+std::optional<double> BenchResult::share() const {
+  if (!tflops || !limit) return std::nullopt;
+  return *tflops / *limit;
+}
+
 std::optional<double> BenchResult::joules() const {
   if (!watts) return std::nullopt;
   return *watts * seconds;
@@ -220,6 +251,12 @@ BenchResult bench(const std::string& name, const BenchOptions& options) {
       .variant = variant.shown, .ranks = variant.ranks, .load = options.load.value_or(settle)};
   if (options.quick) result.variant.about += ", made tiny";
   const PowerMeter meter(device);
+  result.device = meter.name().empty() ? device.str() : meter.name();
+  if (name.rfind("small-units", 0) == 0) {
+    measure_small_units(configuration, device, options, result);
+    check_step(name, result.steps.front());
+    return result;
+  }
   RehearseOptions rehearsing{
       .worlds = {variant.ranks},
       .network = options.network,
@@ -229,14 +266,14 @@ BenchResult bench(const std::string& name, const BenchOptions& options) {
     if (options.say) options.say(c10::str(name, ": ", line));
   };
   auto world = measured(configuration, rehearsing, meter, result);
-  if (const auto memory = device_memory(device)) {
-    result.allocated = memory->peak_allocated;
-    result.reserved = memory->peak_reserved;
-  }
+  result.allocated = world.allocated;
+  result.reserved = world.reserved;
   const auto& data = configuration.data;
   result.tokens = data.batch * data.seq * data.micro_batches;
-  result.device = meter.name().empty() ? device.str() : meter.name();
   result.seconds = world.seconds;
+  result.host = world.host;
+  result.steps = std::move(world.steps);
+  for (const auto& step : result.steps) check_step(name, step);
   result.exposed = world.exposed;
   result.tflops = world.tflops;
   result.ledger = std::move(world.plan.ledger);
@@ -254,9 +291,14 @@ std::string to_json(const BenchResult& result) {
         {{"name", entry.name}, {"planned", entry.planned}, {"measured", or_null(entry.measured)}});
     if (entry.measured) planned += entry.planned;
   }
+  auto steps = Json::array();
+  for (const auto& step : result.steps) {
+    steps.push_back(
+        {{"seconds", step.seconds}, {"loss", step.loss}, {"gradient_norm", step.gradient_norm}});
+  }
   // Both of what can be measured: on CPU that is what Sherd allocates.
   const Json memory{
-      {"planned", planned},
+      {"planned", entries.empty() ? Json() : Json(planned)},
       {"measured", or_null(result.ledger.measured())},
       {"allocated", or_null(result.allocated)},
       {"reserved", or_null(result.reserved)},
@@ -271,13 +313,15 @@ std::string to_json(const BenchResult& result) {
       {"seconds", result.seconds},
       {"exposed_seconds", result.exposed},
       {"tokens_per_second", static_cast<double>(result.tokens) / result.seconds},
-      {"tflops", result.tflops},
-      {"limit_tflops", result.limit},
-      {"share_of_limit", result.share()},
+      {"host_seconds", or_null(result.host)},
+      {"tflops", or_null(result.tflops)},
+      {"limit_tflops", or_null(result.limit)},
+      {"share_of_limit", or_null(result.share())},
       {"joules", or_null(result.joules())},
       {"watts", or_null(result.watts)},
       {"sm_mhz", or_null(result.sm_mhz)},
-      {"memory", memory}};
+      {"memory", memory},
+      {"steps", std::move(steps)}};
   return json.dump(1) + "\n";
 }
 

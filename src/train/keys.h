@@ -127,7 +127,9 @@ requires std::same_as<std::remove_const_t<Section>, ShardSection>
 void keys(Section& s, Visitor&& visit) {
   const std::vector<std::string> strategies{
       "no_shard", "optim", "optim_grads", "optim_grads_params"};
-  visit("strategy", s.strategy, one_of(strategies, "what is sharded over the ranks"));
+  visit(
+      "strategy", s.strategy,
+      one_of(strategies, "what is sharded over the ranks; nothing where there is one"));
   visit(
       "outer", s.outer,
       up_to_bits(

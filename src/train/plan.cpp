@@ -82,7 +82,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(
        c10::str(
            model.kind, ", dim ", model.dim, ", ", model.layers, " layers, vocab ", model.vocab)},
       {"ranks", c10::str(ranks)},
-      {"strategy", shard.strategy},
+      {"strategy", strategy_of(configuration, ranks)},
       {"precision", precision.recipe.value_or(precision.compute.value_or("fp32"))},
       {"sequence", c10::str(data.seq)},
       {"batch", c10::str(data.batch, " x ", data.micro_batches, " micro-batches per rank")},

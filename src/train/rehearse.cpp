@@ -17,6 +17,7 @@
 #include "sherd/shard/recording.h"
 #include "train/graphed_steps.h"
 #include "train/kernel_profile.h"
+#include "train/median.h"
 #include "train/memory_probe.h"
 #include "train/optimizer.h"
 #include "train/setup.h"
@@ -26,9 +27,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+double since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 Batch random_batch(const Configuration& configuration, c10::Device device) {
@@ -55,50 +55,75 @@ class Stage {
     restart_memory_peaks(world_.device());
   }
 
-  /// As a graph, once some were made, if the run is so.
-  void step() {
-    if (!configuration_.train.graph) return plain_step();
-    if (!graph_) graph_.emplace(*model_);
-    graph_->run({batch_}, [&](const std::vector<Batch>& given, at::Tensor&) {
-      batch_ = given.front();
-      plain_step();
-    });
-  }
-
-  void plain_step() {
-    const auto& data = configuration_.data;
-    const double weight = 1 / static_cast<double>(data.batch * data.seq * data.micro_batches);
-    for (int64_t i = 0; i < data.micro_batches; ++i) {
-      const auto loss = call(*model_, batch_);
-      optimizer_.scale(loss * weight).backward();
-    }
-    const bool per_token = configuration_.train.loss == "per_token";
-    optimizer_.step({.tokens = per_token ? std::optional(data.batch * data.seq) : std::nullopt});
-  }
-  /// Blocks until the device is done.
-  double finish() const { return optimizer_.gradient_norm(); }
-
-  double timed_step() {
+  RehearsedStep timed_step() {
+    RehearsedStep result;
     const auto begin = Clock::now();
-    step();
-    finish();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+    const auto loss = step(batch_);
+    result.gradient_norm = finish();
+    result.seconds = since(begin);
+    result.loss = loss.item<double>();
+    return result;
   }
 
   StepRecord recorded_step() {
     Recording recording(*model_);
-    plain_step();
+    plain_step(batch_);
     finish();
     return recording.finish();
+  }
+
+  /// Seconds until a step is enqueued.
+  std::optional<double> host_time() {
+    if (!world_.device().is_cuda()) return std::nullopt;
+    auto batch = batch_;
+    if (!graph_) {
+      const int64_t few = std::min<int64_t>(256, configuration_.data.seq);
+      batch.tokens = batch.tokens.narrow(1, 0, few).contiguous();
+      batch.targets = batch.targets.narrow(1, 0, few).contiguous();
+    }
+    std::vector<double> seconds;
+    for (int i = 0; i < 5; ++i) {
+      const auto begin = Clock::now();
+      step(batch);
+      seconds.push_back(since(begin));
+      finish();
+    }
+    return median(seconds);
   }
 
   void measure(RunPlan& plan) const {
     probe_.correct(plan.ledger);
     probe_.measure(plan.ledger, *model_, optimizer_);
   }
+  c10::Device device() const { return world_.device(); }
   double flops_per_token() const { return model_->flops_per_token(configuration_.data.seq); }
 
  private:
+  /// As a graph, once some were made, if the run is so. Returns the loss.
+  at::Tensor step(const Batch& batch) {
+    if (!configuration_.train.graph) return plain_step(batch);
+    if (!graph_) graph_.emplace(*model_);
+    return graph_->run({batch}, [&](const std::vector<Batch>& given, at::Tensor& loss) {
+      loss.copy_(plain_step(given.front()));
+    });
+  }
+
+  at::Tensor plain_step(const Batch& batch) {
+    const auto& data = configuration_.data;
+    const double weight = 1 / static_cast<double>(batch.tokens.numel() * data.micro_batches);
+    at::Tensor sum;
+    for (int64_t i = 0; i < data.micro_batches; ++i) {
+      const auto loss = call(*model_, batch) * weight;
+      optimizer_.scale(loss).backward();
+      sum = sum.defined() ? sum + loss.detach() : loss.detach();
+    }
+    const bool per_token = configuration_.train.loss == "per_token";
+    optimizer_.step({.tokens = per_token ? std::optional(batch.tokens.numel()) : std::nullopt});
+    return sum;
+  }
+  /// Blocks until the device is done.
+  double finish() const { return optimizer_.gradient_norm(); }
+
   static World world_alone(const Configuration& configuration) {
     auto device = configuration;
     device.device.emulate = 0;
@@ -136,18 +161,32 @@ RehearsedWorld rehearse_one(
   const auto begin = Clock::now();
   do {
     stage.timed_step();
-  } while (std::chrono::duration<double>(Clock::now() - begin).count() < options.load);
+  } while (since(begin) < options.load);
   for (int i = 0; configuration.train.graph && i < 3; ++i) stage.timed_step();
-  std::vector<double> seconds;
+  std::vector<RehearsedStep> steps;
   for (int64_t i = 0; i < std::max<int64_t>(1, options.steps); ++i) {
-    seconds.push_back(stage.timed_step());
+    steps.push_back(stage.timed_step());
   }
   stage.measure(plan);  // what comes next is beside the graph, if there is one
+  const auto memory = device_memory(stage.device());
   const auto record = stage.recorded_step();
   if (!options.profile.empty()) {
     profile_kernels(options.profile, [&] { stage.timed_step(); });
   }
   RehearsedWorld result{.plan = std::move(plan)};
+  if (memory) {
+    result.allocated = memory->peak_allocated;
+    result.reserved = memory->peak_reserved;
+  }
+  result.host = stage.host_time();
+  std::vector<double> seconds;
+  for (const auto& step : steps) {
+    seconds.push_back(step.seconds);
+    say(c10::str(
+        "a world of ", ranks, ": ", step.seconds, " s, loss ", step.loss, ", norm of the gradient ",
+        step.gradient_norm));
+  }
+  result.steps = std::move(steps);
   result.seconds = median(seconds);
   result.real = record.timeline;
   result.exposed = record.timeline.exposed_total();

@@ -162,9 +162,15 @@ Mesh mesh_of(const ShardSection& shard, const World& world) {
   return Mesh(world, axes);
 }
 
+std::string strategy_of(const Configuration& configuration, int64_t ranks) {
+  // What is registered with NCCL are buffers of gathers.
+  const bool alone = ranks == 1 && !configuration.memory.symmetric;
+  return alone ? "no_shard" : configuration.shard.strategy;
+}
+
 ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh) {
   const auto& shard = configuration.shard;
-  const auto inner = strategy_from(shard.strategy);
+  const auto inner = strategy_from(strategy_of(configuration, mesh.world().size()));
   ShardOptions options;
   options.mesh = mesh;
   options.placement =

@@ -26,6 +26,9 @@ World world_of(const Configuration& configuration);
 Mesh mesh_of(const ShardSection& shard, const World& world);
 /// Its axes, outermost first.
 std::vector<std::pair<std::string, int64_t>> axes_of(const ShardSection& shard, int64_t ranks);
+/// The word of shard.strategy that holds: a world of one has nobody to share with, and gathers and
+/// reductions would be copies.
+std::string strategy_of(const Configuration& configuration, int64_t ranks);
 ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh);
 /// Built without memory and sharded. Collective.
 std::shared_ptr<LanguageModel> sharded_model_of(

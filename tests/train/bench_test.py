@@ -13,7 +13,7 @@ POSITIVE = ["ranks", "tokens", "seconds", "tokens_per_second", "tflops", "limit_
 MAYBE = ["joules", "watts", "sm_mhz"]  # null where nothing measures them
 # What Sherd allocates itself; what else a device holds is known on a GPU only.
 OWN = ["model weights", "main weights", "main gradients", "optimizer state", "arena", "control"]
-VARIANTS = ["8b", "8b-recompute", "8b-selective", "8layers", "moe", "hybrid"]
+VARIANTS = ["8b", "8b-recompute", "8b-selective", "8layers", "moe", "small-units", "hybrid"]
 
 
 def bench(*words):
@@ -30,6 +30,10 @@ def check(one, name):
     assert math.isfinite(one["exposed_seconds"]) and one["exposed_seconds"] >= 0, one
     assert math.isclose(one["share_of_limit"], one["tflops"] / one["limit_tflops"], rel_tol=1e-9), one
     assert math.isclose(one["tokens_per_second"], one["tokens"] / one["seconds"], rel_tol=1e-9), one
+    assert one["host_seconds"] is None, one  # on CPU the host is the device
+    assert len(one["steps"]) == 3, one
+    for step in one["steps"]:
+        assert math.isfinite(step["loss"]) and math.isfinite(step["gradient_norm"]) and step["gradient_norm"] > 0, step
     memory = one["memory"]
     entries = {entry["name"]: entry for entry in memory["entries"]}
     for key in OWN:
@@ -51,9 +55,18 @@ def main():
             assert f"\n{one['name']}: " in f"\n{done.stdout}" and f"| `{one['name']}`: " in done.stdout, done.stdout
         plain, again = (one["memory"]["entries"][-1] for one in every["variants"])
         assert again["name"] == "activations" and again["planned"] < plain["planned"], (plain, again)
-        assert f"by `{every['command']}`:\n\n| variant | TFLOP/s |" in done.stdout, done.stdout
+        assert f"by `{every['command']}`:\n\n| variant | speed |" in done.stdout, done.stdout
         rows = [line.count("|") for line in done.stdout.splitlines() if line.startswith("|")]
         assert len(rows) == 4 and len(set(rows)) == 1, done.stdout
+
+        # Where computing isn't what counts, steps are.
+        done = bench("--quick", "--only", "small-units", "--steps", "3", "--table", "--json", str(out))
+        assert done.returncode == 0, done.stderr
+        small = json.loads(out.read_text())["variants"][0]
+        assert small["tflops"] is None and small["seconds"] > 0 and small["steps"][0]["gradient_norm"] > 0, small
+        assert f"small-units: {1 / small['seconds']:.4g} steps/s;" in done.stdout, done.stdout
+        done = bench("--quick", "--only", "small-units-graph")
+        assert done.returncode == 1 and "graphs are of GPUs" in done.stderr, done
 
         # Refused before anything runs, with the names that there are.
         done = bench("--quick", "--only", "8b,8b-recompote", "--json", str(out.with_name("none.json")))

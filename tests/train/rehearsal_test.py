@@ -3,7 +3,7 @@
 """A rehearsal on one core predicts a run on two: rehearsal_test.py SHERD
 
 The network is measured between two ranks, the units' times on one rank of a world of two that isn't there; the plan puts
-both together. What it says of a step is held against the real one. All of it five times over: the median counts."""
+both together. What it says of a step is held against the real one. Five times over: the median counts."""
 import json
 import os
 import pathlib
@@ -53,7 +53,6 @@ def rehearse(sherd, place):
 
 def compare(sherd, place, number):
     """(what the plan says, what the run took, its parts), in seconds of a step."""
-    run(place, sherd, "network", "--ranks", 2, "--out", "network.toml")
     rehearse(sherd, place)
     plan = json.loads(run(place, sherd, "plan", "run.toml", "--world", 2, "--network", "network.toml", "--times", "times0.json",
                           "--json"))
@@ -71,8 +70,10 @@ def main():
         place = pathlib.Path(place)
         (place / "run.toml").write_text(RUN)
         (place / "text.txt").write_bytes(bytes((i * i + i // 7) % 251 for i in range(300000)))
+        sherd = pathlib.Path(sys.argv[1]).resolve()
+        run(place, sherd, "network", "--ranks", 2, "--out", "network.toml")
         for number in range(REPETITIONS):
-            predicted, real, exposed = compare(pathlib.Path(sys.argv[1]).resolve(), place, number)
+            predicted, real, exposed = compare(sherd, place, number)
             ratios.append(predicted / real)
             print(f"predicted {predicted * 1e3:.0f} ms, of which {exposed * 1e3:.0f} ms are transfers; "
                   f"real {real * 1e3:.0f} ms: {ratios[-1]:.3f}", flush=True)

@@ -10,6 +10,7 @@
 #include "sherd/export.h"
 #include "sherd/train/ledger.h"
 #include "sherd/train/network_file.h"
+#include "sherd/train/rehearse.h"
 
 namespace sherd {
 
@@ -42,10 +43,13 @@ struct SHERD_API BenchResult {
   int64_t ranks = 1;
   int64_t tokens = 0;  ///< of a rank and step
   double load = 0;
-  double seconds = 0;  ///< of a step: the median
-  double exposed = 0;  ///< of them, standing still for collectives
-  double tflops = 0;
-  double limit = 0;  ///< TFLOP/s that the device sustains
+  double seconds = 0;                  ///< of a step: the median
+  double exposed = 0;                  ///< of them, standing still for collectives
+  std::optional<double> host{};        ///< of them, until the host has enqueued all of it
+  std::vector<RehearsedStep> steps{};  ///< those that were timed
+  // Nothing where computing is not what takes the time.
+  std::optional<double> tflops{};
+  std::optional<double> limit{};  ///< TFLOP/s that the device sustains
   // While the steps were timed; nothing where nobody measures it.
   std::optional<double> watts{};
   std::optional<double> sm_mhz{};
@@ -54,7 +58,7 @@ struct SHERD_API BenchResult {
   std::optional<int64_t> reserved{};
   Ledger ledger{};
 
-  double share() const { return tflops / limit; }
+  std::optional<double> share() const;   ///< of the limit
   std::optional<double> joules() const;  ///< of a step
 };
 

@@ -23,11 +23,24 @@ struct RehearseOptions {
   std::function<void(const std::string&)> say{};
 };
 
+struct RehearsedStep {
+  double seconds = 0;
+  double loss = 0;  ///< of this rank, a token
+  double gradient_norm = 0;
+};
+
 /// One world size, rehearsed.
 struct RehearsedWorld {
   RunPlan plan;        ///< with what was measured: its ledger, unit times and timeline
   double seconds = 0;  ///< of a step: the median
   double exposed = 0;
+  /// Of a step, until the host has enqueued it; nothing on CPU. Taken with few tokens, so that it
+  /// never waits for the device; a graph as it is.
+  std::optional<double> host{};
+  std::vector<RehearsedStep> steps{};  ///< those that were timed
+  // Peaks of the timed steps and those before, in torch's allocator; nothing on CPU.
+  std::optional<int64_t> allocated{};
+  std::optional<int64_t> reserved{};
   double tokens_per_second = 0;  ///< of one rank
   double tflops = 0;
   UnitTimes times{};

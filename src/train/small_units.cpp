@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/small_units.h"
+
+#include <ATen/ops/randn.h>
+#include <torch/nn/module.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sherd/comm/world.h"
+#include "sherd/nn/linear.h"
+#include "sherd/shard/fully_shard.h"
+#include "sherd/shard/module.h"
+#include "sherd/shard/step_graph.h"
+#include "train/median.h"
+
+namespace sherd {
+namespace {
+
+constexpr int64_t kWidth = 64;
+constexpr int64_t kRanks = 8;
+
+struct StackImpl : torch::nn::Module {
+  StackImpl() {
+    for (int i = 0; i < 4; ++i) {
+      linears.push_back(register_module("linear" + std::to_string(i), Linear(kWidth, kWidth)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& linear : linears) x = linear(x);
+    return x;
+  }
+  std::vector<Linear> linears;
+};
+SHERD_MODULE(Stack);
+
+struct TowerImpl : torch::nn::Module {
+  explicit TowerImpl(int64_t units) {
+    for (int64_t i = 0; i < units; ++i) {
+      stacks.push_back(register_module("stack" + std::to_string(i), Stack()));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& stack : stacks) x = stack(x);
+    return x.sum();
+  }
+  std::vector<Stack> stacks;
+};
+SHERD_MODULE(Tower);
+
+Tower sharded_tower(int64_t units, const World& world) {
+  Tower tower(units);
+  tower->to(world.device());
+  const ShardOptions options{.mesh = Mesh(world, {{"dp", kRanks}})};
+  for (auto& stack : tower->stacks) fully_shard(stack, options);
+  fully_shard(tower, options);
+  return tower;
+}
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+SmallUnitsResult time_small_units(c10::Device device, const SmallUnits& options) {
+  const auto world = World::emulated({.size = kRanks, .device = device});
+  auto tower = sharded_tower(options.units, world);
+  const auto x = at::randn({1, kWidth}, at::TensorOptions().device(device));
+  SmallUnitsResult result;
+  tower(x).backward();
+  result.gradient_norm = gradient_norm(tower);
+  publish(tower);
+
+  at::Tensor loss;
+  std::optional<StepGraph> graph;
+  const auto pass = [&] {
+    loss = tower(x);
+    loss.backward();
+    publish(tower);
+  };
+  const auto step = [&] {
+    graph ? graph->replay() : pass();
+    recorded_calls(world.communicator(), /*forget=*/true);
+  };
+  if (options.graph) {
+    graph.emplace(*tower);
+    graph->on_stream(pass);
+    graph->capture(pass);
+  }
+  const auto begin = Clock::now();
+  do {
+    step();
+    result.loss = loss.item<double>();
+  } while (since(begin) < options.load);
+  std::vector<double> seconds, host;
+  for (int64_t i = 0; i < options.steps; ++i) {
+    const auto start = Clock::now();
+    step();
+    host.push_back(since(start));
+    result.loss = loss.item<double>();  // waits for the passes, and what follows for communication
+    finish(tower);
+    seconds.push_back(since(start));
+  }
+  result.seconds = median(seconds);
+  result.host = median(host);
+  return result;
+}
+
+}  // namespace sherd
