@@ -2,6 +2,9 @@
 // The forms that units and models may take: outputs, nesting, containers, recompute, prefetch.
 #include "sherd/shard/wrapper.h"
 
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+
 #include "shard/twin.h"
 #include "sherd/nn/linear.h"
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shard/models.h"
 
+#include <torch/nn/functional/loss.h>
+
 namespace sherd::testing {
 namespace {
 
