@@ -181,7 +181,7 @@ void Runtime::build(Order order) {
     newest_ = made(nullptr);
   } else {
     try {
-      newest_ = made(program_.get());
+      newest_ = made(newest_.get());
     } catch (const std::runtime_error&) {
       newest_ = made(nullptr);  // with other addresses: nobody relies on them
     }
@@ -401,7 +401,7 @@ void Runtime::set_micro_batches(int64_t count) {
       " backwards are done; call it between steps");
   if (count == micro_batches_) return;
   micro_batches_ = count;
-  build(program_->order());
+  build(newest_->order());
 }
 
 void Runtime::check_complete(const char* caller) {
@@ -454,6 +454,8 @@ void Runtime::publish(bool by_optimizer) {
   changed_ = true;
   ++weights_;
   kept_ = divided_ = false;
+  // A backward may have had an older one, of its forward.
+  if (program_ != newest_) use(newest_);
   done_ = passes_ = 0;
   ++step_;
 }

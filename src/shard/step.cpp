@@ -13,6 +13,7 @@
 #include "shard/registry.h"
 #include "shard/runtime.h"
 #include "sherd/shard/fully_shard.h"
+#include "sherd/shard/initialise.h"
 
 namespace sherd {
 namespace {
@@ -145,24 +146,49 @@ std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn:
   return result;
 }
 
-void edit_parameters(torch::nn::Module& module, const std::function<void()>& edit) {
+namespace {
+
+/// The unit of a module, at rest: what `function` may edit.
+auto unit_to_edit(torch::nn::Module& module, const char* function) {
   const auto unit = find_unit(&module);
   TORCH_CHECK_VALUE(
-      unit, "[shard] edit_parameters is called with '", module.name(), "', which is no unit");
+      unit, "[shard] ", function, " is called with '", module.name(), "', which is no unit");
   if (unit->runtime) {
-    unit->runtime->check_resting("edit_parameters");
+    unit->runtime->check_resting(function);
     TORCH_CHECK(
-        unit->runtime->backwards_done() == 0, "[shard] edit_parameters of unit '", unit->name(),
+        unit->runtime->backwards_done() == 0, "[shard] ", function, " of unit '", unit->name(),
         "' in the middle of a step: gradients of the old values are waiting for their update");
     unit->runtime->finish();
   }
-  const c10::NoGradGuard no_grad;
   for (const auto& group : unit->groups()) {
     const auto name = group->unset();
     TORCH_CHECK(
-        !name, "[shard] edit_parameters of unit '", unit->name(), "': parameter '", *name,
+        !name, "[shard] ", function, " of unit '", unit->name(), "': parameter '", *name,
         "' has no values: call sherd::initialise(model) first");
   }
+  return unit;
+}
+
+}  // namespace
+
+void edit_main_weights(
+    torch::nn::Module& module,
+    const std::function<void(const std::string& name, const at::Tensor& weight)>& edit) {
+  const auto unit = unit_to_edit(module, "edit_main_weights");
+  const c10::NoGradGuard no_grad;
+  for (const auto& group : unit->groups()) {
+    const auto full = group->full_main();
+    for (size_t member = 0; member < group->size(); ++member) {
+      edit(group->name(member), group->view(full, member));
+    }
+    group->take_main(full);
+  }
+  if (unit->runtime) unit->runtime->note_edit();
+}
+
+void edit_parameters(torch::nn::Module& module, const std::function<void()>& edit) {
+  const auto unit = unit_to_edit(module, "edit_parameters");
+  const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> main, before, full;
   for (const auto& group : unit->groups()) {
     main.push_back(group->full_main());

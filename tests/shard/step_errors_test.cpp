@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training loop that does things in a wrong order: an error that says what to do instead, and
 // nothing has changed.
+#include <set>
+
 #include "shard/rig.h"
+#include "sherd/shard/initialise.h"
 
 namespace sherd::testing {
 namespace {
@@ -148,6 +151,29 @@ TEST(ErrorsTest, AnEditReachesUnitsThatStayGathered) {
     for (auto& parameter : model->blocks[0]->parameters()) parameter.zero_();
   });
   EXPECT_NE(rig.forward(model).item<float>(), before);
+}
+
+TEST(ErrorsTest, AnEditOfMainWeightsKeepsDigitsThatModelWeightsDoNotHave) {
+  Moody model;
+  to_device(*model);
+  ShardOptions options{.mesh = mesh_for({}), .precision = Precision::recipe("bf16_o2")};
+  for (auto& block : model->blocks) fully_shard(block, options);
+  fully_shard(model, options);
+  constexpr double kFine = 1 + 0x1p-12;  // 1 in bf16
+  std::set<std::string> names;
+  edit_main_weights(*model->blocks[1], [&](const std::string& name, const at::Tensor& weight) {
+    EXPECT_EQ(weight.scalar_type(), at::kFloat);
+    names.insert("block1." + name);
+    weight.fill_(kFine);
+  });
+  EXPECT_EQ(names.size(), model->blocks[1]->parameters().size());
+  size_t found = 0;
+  for (const auto& [name, weight] : full_parameters(model)) {
+    const bool all = weight.eq(kFine).all().item<bool>();
+    EXPECT_EQ(all, names.contains(name)) << name;
+    found += all;
+  }
+  EXPECT_EQ(found, names.size());
 }
 
 TEST(ErrorsTest, AFrozenParameterThatIsTrainedLaterIsNamed) {

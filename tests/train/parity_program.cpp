@@ -111,12 +111,7 @@ Loaded load(const Arguments& arguments, const sherd::World& world) {
   options.precision = sherd::Precision::recipe(arguments.precision);
   for (const auto& unit : model.units()) sherd::fully_shard(unit, options);
   sherd::fully_shard(std::shared_ptr<torch::nn::Module>(result.model), options);
-  // Zeros: what is loaded over a value that rounds to the same model weight leaves that value's own
-  // digits in the main weight, and random ones do so here and there.
-  const auto zeros = [](const std::string&, at::IntArrayRef) {
-    return sherd::InitialValues::constant(0);
-  };
-  sherd::initialise(model, {.values = zeros});
+  sherd::initialise(model);
   sherd::load_llama(model, arguments.folder);
   return result;
 }

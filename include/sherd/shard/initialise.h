@@ -65,6 +65,13 @@ void initialise(
   initialise(static_cast<torch::nn::Module&>(*model.ptr()), options);
 }
 
+/// Runs `edit` with the main weight of each parameter of one unit, by its name there: whole, and in
+/// the dtype that the optimizer updates. Keeps what it wrote (the same on all ranks). Between
+/// passes only, of parameters that have values. Collective; blocks.
+SHERD_API void edit_main_weights(
+    torch::nn::Module& unit,
+    const std::function<void(const std::string& name, const at::Tensor& weight)>& edit);
+
 namespace detail {
 SHERD_API void register_reset(std::type_index type, std::function<void(torch::nn::Module&)> reset);
 }  // namespace detail

@@ -14,7 +14,7 @@
 #include "models/llama/huggingface.h"
 #include "sherd/checkpoint/safetensors.h"
 #include "sherd/models/llama.h"
-#include "sherd/shard/fully_shard.h"
+#include "sherd/shard/initialise.h"
 
 namespace sherd {
 namespace {
@@ -266,18 +266,13 @@ void load_llama(LanguageModel& model, const std::string& folder) {
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     prefixes[item.value().get()] = item.key() + ".";
   }
-  std::map<std::string, bool> loaded;
   const auto load = [&](torch::nn::Module& module, const std::string& prefix) {
-    edit_parameters(module, [&] {
-      for (const auto& item : module.named_parameters()) {
-        const auto name = prefix + item.key();
-        if (std::exchange(loaded[name], true)) continue;  // of a unit inside
-        int64_t row = 0;
-        for (const auto& slice : model.slices_of(name, item.value().sizes())) {
-          const auto values = weights.read(slice.tensor);
-          item.value().narrow(0, row, values.size(0)).copy_(values);
-          row += values.size(0);
-        }
+    edit_main_weights(module, [&](const std::string& name, const at::Tensor& weight) {
+      int64_t row = 0;
+      for (const auto& slice : model.slices_of(prefix + name, weight.sizes())) {
+        const auto values = weights.read(slice.tensor);
+        weight.narrow(0, row, values.size(0)).copy_(values);
+        row += values.size(0);
       }
     });
   };
