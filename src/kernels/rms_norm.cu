@@ -395,7 +395,12 @@ void rms_norm_backward_on_cuda(const RmsNormBackward& work) {
       how.blockDim = dim3(kWarp, kWarp);
       how.stream = stream;
       how.attrs = &early;
-      how.numAttrs = at.rows > 0 && at::cuda::getCurrentDeviceProperties()->major >= 9;
+      static const bool waits = [] {  // built for Hopper: it knows of the early launch
+        cudaFuncAttributes attributes;
+        C10_CUDA_CHECK(cudaFuncGetAttributes(&attributes, sum_columns<Target, Math>));
+        return attributes.ptxVersion >= 90;
+      }();
+      how.numAttrs = at.rows > 0 && waits;
       C10_CUDA_CHECK(cudaLaunchKernelEx(
           &how, sum_columns<Target, Math>, static_cast<const Math*>(at.partial), partial.size(0),
           at.dim, work.weight_gradient.mutable_data_ptr<Target>(), work.add));

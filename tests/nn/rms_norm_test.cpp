@@ -65,6 +65,21 @@ TEST_P(RmsNormTest, WithAResidualTheSumIsReturnedAndItsGradientAdded) {
   }
 }
 
+/// So many rows that blocks of a GPU have many each: what is fetched ahead takes turns.
+TEST_P(RmsNormTest, ManyRows) {
+  if (!device().is_cuda()) GTEST_SKIP() << "rows are fetched ahead on a GPU";
+  for (const auto& [rows, dim] :
+       {std::pair<int64_t, int64_t>{3000, 4096}, {1300, 8192}, {9000, 512}}) {
+    const auto x = leaf({rows, dim}, at::kBFloat16, 3), weight = leaf({dim}, at::kBFloat16);
+    const auto x64 = twin(x), weight64 = twin(weight);
+    const auto seed = random({rows, dim}, at::kBFloat16);
+    rms_norm(x, weight, kEpsilon).backward(seed);
+    plain_norm(x64, weight64).backward(wide(seed));
+    expect_rounded_once(x.grad(), x64.grad(), "gradient of x");
+    expect_rounded_once(weight.grad(), weight64.grad(), "gradient of the weight");
+  }
+}
+
 TEST_P(RmsNormTest, GradientsOfOneOutputAlone) {
   const auto x = leaf({4, 64}, at::kFloat), residual = leaf({4, 64}, at::kFloat);
   const auto weight = leaf({64}, at::kFloat);
