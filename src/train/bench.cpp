@@ -40,6 +40,7 @@ struct Variant {
   BenchVariant shown;
   int64_t ranks = 8;
   std::vector<Override> overrides{};  ///< of the reference; a key that is unknown drops the variant
+  bool small_units = false;           ///< see small_units.h, in place of the reference's model
 };
 
 /// Llama-3-8B at its own length, as peers' numbers are told.
@@ -85,10 +86,11 @@ std::vector<Variant> all_variants() {
         {"model.rope_theta", 1e4},
         {"data.seq", 4096},
         {"data.batch", 2}}},
-      {{"small-units", "128 units with little to compute", {"--units", "small"}}},
+      {{"small-units", "128 units with little to compute", {"--units", "small"}}, 8, {}, true},
       {{"small-units-graph", "the same as a CUDA graph", {"--units", "small"}},
        8,
-       {{"train.graph", true}}},
+       {{"train.graph", true}},
+       true},
       // Mamba-2 keeps its chunks' matrices: without recompute they would not fit.
       {{"hybrid", "Nemotron-H-8B's layers, sequence 8192, all recomputed"},
        8,
@@ -204,11 +206,11 @@ void measure_small_units(
     BenchResult& result) {
   SmallUnits small{.steps = options.steps, .load = result.load, .graph = configuration.train.graph};
   if (options.quick) small.units = 8;
-  const auto taken = time_small_units(device, small);
+  auto taken = time_small_units(device, small);
   result.tokens = 1;
   result.seconds = taken.seconds;
   if (device.is_cuda()) result.host = taken.host;
-  result.steps.push_back({taken.seconds, taken.loss, taken.gradient_norm});
+  result.steps = std::move(taken.steps);
 }
 
 template <class T>
@@ -252,9 +254,9 @@ BenchResult bench(const std::string& name, const BenchOptions& options) {
   if (options.quick) result.variant.about += ", made tiny";
   const PowerMeter meter(device);
   result.device = meter.name().empty() ? device.str() : meter.name();
-  if (name.rfind("small-units", 0) == 0) {
+  if (variant.small_units) {
     measure_small_units(configuration, device, options, result);
-    check_step(name, result.steps.front());
+    for (const auto& step : result.steps) check_step(name, step);
     return result;
   }
   RehearseOptions rehearsing{

@@ -82,9 +82,11 @@ std::string advice_on_memory(
     one.train.recompute = "full";
     one.train.recompute_layers = 0;
   });
-  change("shard.strategy = \"optim_grads_params\"", [](Configuration& one) {
-    one.shard.strategy = "optim_grads_params";
-  });
+  if (ranks > 1) {
+    change("shard.strategy = \"optim_grads_params\"", [](Configuration& one) {
+      one.shard.strategy = "optim_grads_params";
+    });
+  }
   if (configuration.data.batch > 1) {
     change(c10::str("data.batch = ", configuration.data.batch / 2), [](Configuration& one) {
       one.data.batch /= 2;

@@ -109,17 +109,17 @@ class Stage {
   }
 
   at::Tensor plain_step(const Batch& batch) {
-    const auto& data = configuration_.data;
-    const double weight = 1 / static_cast<double>(batch.tokens.numel() * data.micro_batches);
+    const int64_t micro_batches = configuration_.data.micro_batches;
+    const int64_t tokens = batch.tokens.numel() * micro_batches;
+    const bool per_token = configuration_.train.loss == "per_token";
     at::Tensor sum;
-    for (int64_t i = 0; i < data.micro_batches; ++i) {
-      const auto loss = call(*model_, batch) * weight;
-      optimizer_.scale(loss).backward();
+    for (int64_t i = 0; i < micro_batches; ++i) {
+      const auto loss = call(*model_, batch);
+      optimizer_.scale(per_token ? loss : loss / tokens).backward();
       sum = sum.defined() ? sum + loss.detach() : loss.detach();
     }
-    const bool per_token = configuration_.train.loss == "per_token";
-    optimizer_.step({.tokens = per_token ? std::optional(batch.tokens.numel()) : std::nullopt});
-    return sum;
+    optimizer_.step({.tokens = per_token ? std::optional(tokens) : std::nullopt});
+    return sum / tokens;
   }
   /// Blocks until the device is done.
   double finish() const { return optimizer_.gradient_norm(); }

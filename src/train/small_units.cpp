@@ -4,6 +4,7 @@
 #include <ATen/ops/randn.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -71,9 +72,8 @@ SmallUnitsResult time_small_units(c10::Device device, const SmallUnits& options)
   const auto world = World::emulated({.size = kRanks, .device = device});
   auto tower = sharded_tower(options.units, world);
   const auto x = at::randn({1, kWidth}, at::TensorOptions().device(device));
-  SmallUnitsResult result;
   tower(x).backward();
-  result.gradient_norm = gradient_norm(tower);
+  const double norm = gradient_norm(tower);
   publish(tower);
 
   at::Tensor loss;
@@ -95,16 +95,18 @@ SmallUnitsResult time_small_units(c10::Device device, const SmallUnits& options)
   const auto begin = Clock::now();
   do {
     step();
-    result.loss = loss.item<double>();
+    loss.item<double>();
   } while (since(begin) < options.load);
+  SmallUnitsResult result;
   std::vector<double> seconds, host;
-  for (int64_t i = 0; i < options.steps; ++i) {
+  for (int64_t i = 0; i < std::max<int64_t>(1, options.steps); ++i) {
     const auto start = Clock::now();
     step();
     host.push_back(since(start));
-    result.loss = loss.item<double>();  // waits for the passes, and what follows for communication
+    const double value = loss.item<double>();  // waits for the passes
     finish(tower);
     seconds.push_back(since(start));
+    result.steps.push_back({seconds.back(), value, norm});
   }
   result.seconds = median(seconds);
   result.host = median(host);

@@ -4,6 +4,9 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <vector>
+
+#include "sherd/train/rehearse.h"
 
 namespace sherd {
 
@@ -17,8 +20,8 @@ struct SmallUnits {
 struct SmallUnitsResult {
   double seconds = 0;  ///< of a step (forward, backward): the median
   double host = 0;     ///< of them, until the host has enqueued all of it
-  double loss = 0;
-  double gradient_norm = 0;
+  /// Those that were timed. Weights stay as they are, and so does the norm, which is taken once.
+  std::vector<RehearsedStep> steps{};
 };
 
 /// Many units with next to nothing to compute, one rank of an emulated world of 8: what a step

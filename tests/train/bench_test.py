@@ -13,7 +13,7 @@ POSITIVE = ["ranks", "tokens", "seconds", "tokens_per_second", "tflops", "limit_
 MAYBE = ["joules", "watts", "sm_mhz"]  # null where nothing measures them
 # What Sherd allocates itself; what else a device holds is known on a GPU only.
 OWN = ["model weights", "main weights", "main gradients", "optimizer state", "arena", "control"]
-VARIANTS = ["8b", "8b-recompute", "8b-selective", "8layers", "moe", "small-units", "hybrid"]
+VARIANTS = ["8b", "8b-graph", "8b-recompute", "8b-selective", "8layers", "moe", "small-units", "small-units-graph", "hybrid"]
 
 
 def bench(*words):
@@ -71,8 +71,7 @@ def main():
         # Refused before anything runs, with the names that there are.
         done = bench("--quick", "--only", "8b,8b-recompote", "--json", str(out.with_name("none.json")))
         assert done.returncode == 2 and "'8b-recompote', did you mean 8b-recompute?" in done.stderr, done.stderr
-        for name in VARIANTS:
-            assert name in done.stderr.split("There are ")[1], (name, done.stderr)
+        assert done.stderr.split("There are ")[1].split("\n")[0].split(", ") == VARIANTS, done.stderr
         assert "warming up" not in done.stderr and not out.with_name("none.json").exists(), done.stderr
 
         # A variant that fails is said so, and makes an exit code.

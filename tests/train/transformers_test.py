@@ -71,7 +71,8 @@ def main():
             given.write(kind, folder)
             plain, weights = plain_llama.train(kind)
             close(plain, reference[kind], "plain torch")  # so its weights are transformers', too
-            runs = [(ranks, strategy, 1) for ranks in (1, 2, 4) for strategy in STRATEGIES]
+            runs = [(1, "no_shard", 1)]  # alone all strategies are that
+            runs += [(ranks, strategy, 1) for ranks in (2, 4) for strategy in STRATEGIES]
             runs += [(4, strategy, 1) for strategy in TWO_AXES] + [(2, "optim_grads_params", 2)]
             for number, (ranks, strategy, micro_batches) in enumerate(runs):
                 out = f"{place}/{kind}-{number}"
