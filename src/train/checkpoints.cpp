@@ -87,6 +87,11 @@ Checkpoints::Place Checkpoints::resume() {
     say_("train.seed was " + std::to_string(number("seed")) + ": the order of the samples changes");
   }
   say_("goes on from " + folder);
+  if (train_.resume == "auto") {
+    // A run that was killed may have left more than are to stay.
+    saving_ = place.step;
+    remove_old();
+  }
   return place;
 }
 

@@ -111,7 +111,10 @@ Loaded load(const Arguments& arguments, const sherd::World& world) {
   options.precision = sherd::Precision::recipe(arguments.precision);
   for (const auto& unit : model.units()) sherd::fully_shard(unit, options);
   sherd::fully_shard(std::shared_ptr<torch::nn::Module>(result.model), options);
-  sherd::initialise(model);
+  const auto values = [&](const std::string& name, at::IntArrayRef shape) {
+    return model.initial_values(name, shape);
+  };
+  sherd::initialise(model, {.values = values});
   sherd::load_llama(model, arguments.folder);
   return result;
 }
