@@ -112,17 +112,14 @@ class Search {
     for (const auto& schedule : schedules_of(plain.program, budget - rest - least)) {
       for (const auto& ways : modes) {
         const auto bytes = [&](const Way& one) { return rest + schedule.arena + one.activations; };
-        const auto fits = [&](const Way& one) { return bytes(one) <= budget; };
-        auto found = std::find_if(ways.begin(), ways.end(), fits);
-        // The first of them is the shortest; a second, should what is estimated not be kept.
-        for (int tries = 0; found != ways.end() && tries < 2; ++tries) {
-          auto chosen = with(found->mode, found->layers);
-          chosen.shard.prefetch = schedule.depth;
-          chosen.shard.keep_gathered = schedule.keep;
-          choices.push_back(
-              {std::move(chosen), bytes(*found), price(schedule.program, found->costs).seconds});
-          found = std::find_if(std::next(found), ways.end(), fits);
-        }
+        const auto found = std::find_if(
+            ways.begin(), ways.end(), [&](const Way& one) { return bytes(one) <= budget; });
+        if (found == ways.end()) continue;
+        auto chosen = with(found->mode, found->layers);
+        chosen.shard.prefetch = schedule.depth;
+        chosen.shard.keep_gathered = schedule.keep;
+        choices.push_back(
+            {std::move(chosen), bytes(*found), price(schedule.program, found->costs).seconds});
       }
     }
     std::stable_sort(choices.begin(), choices.end(), [&](const Choice& one, const Choice& other) {

@@ -9,10 +9,10 @@
 namespace sherd {
 
 /// The configuration with prefetch depth, what stays gathered and what is recomputed chosen for the
-/// shortest step that fits memory.budget. Of two budgets the smaller one gets no shorter step, as
-/// far as is predicted, and no higher peak. Throws, saying what would fit, where nothing does. A
-/// pure function, but for the budget "auto", which is what the device has free, or
-/// `options.network` says it has.
+/// shortest step that fits memory.budget. Of two budgets the smaller one gets no shorter step
+/// (where the network is known) and no higher peak, as far as is estimated. Throws, saying what
+/// would fit, where nothing does. A pure function, but for the budget "auto", which is what the
+/// device has free, or `options.network` says it has.
 Configuration within_budget(
     const Configuration& configuration, int64_t ranks, const PlanOptions& options);
 

@@ -17,19 +17,15 @@
 #include "sherd/shard/recording.h"
 #include "train/graphed_steps.h"
 #include "train/kernel_profile.h"
-#include "train/median.h"
 #include "train/memory_probe.h"
 #include "train/optimizer.h"
 #include "train/setup.h"
+#include "train/timing.h"
 
 namespace sherd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 Batch random_batch(const Configuration& configuration, c10::Device device) {
   const auto& [model, data] = std::tie(configuration.model, configuration.data);
@@ -60,7 +56,7 @@ class Stage {
     const auto begin = Clock::now();
     const auto loss = step(batch_);
     result.gradient_norm = finish();
-    result.seconds = since(begin);
+    result.seconds = seconds_since(begin);
     result.loss = loss.item<double>();
     return result;
   }
@@ -85,7 +81,7 @@ class Stage {
     for (int i = 0; i < 5; ++i) {
       const auto begin = Clock::now();
       step(batch);
-      seconds.push_back(since(begin));
+      seconds.push_back(seconds_since(begin));
       finish();
     }
     return median(seconds);
@@ -161,7 +157,7 @@ RehearsedWorld rehearse_one(
   const auto begin = Clock::now();
   do {
     stage.timed_step();
-  } while (since(begin) < options.load);
+  } while (seconds_since(begin) < options.load);
   for (int i = 0; configuration.train.graph && i < 3; ++i) stage.timed_step();
   std::vector<RehearsedStep> steps;
   for (int64_t i = 0; i < std::max<int64_t>(1, options.steps); ++i) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/small_units.h"
+#include "train/timing.h"
 
 #include <ATen/ops/randn.h>
 #include <torch/nn/module.h>
@@ -15,7 +16,6 @@
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/shard/step_graph.h"
-#include "train/median.h"
 
 namespace sherd {
 namespace {
@@ -62,10 +62,6 @@ Tower sharded_tower(int64_t units, const World& world) {
 
 using Clock = std::chrono::steady_clock;
 
-double since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 }  // namespace
 
 SmallUnitsResult time_small_units(c10::Device device, const SmallUnits& options) {
@@ -96,16 +92,16 @@ SmallUnitsResult time_small_units(c10::Device device, const SmallUnits& options)
   do {
     step();
     loss.item<double>();
-  } while (since(begin) < options.load);
+  } while (seconds_since(begin) < options.load);
   SmallUnitsResult result;
   std::vector<double> seconds, host;
   for (int64_t i = 0; i < std::max<int64_t>(1, options.steps); ++i) {
     const auto start = Clock::now();
     step();
-    host.push_back(since(start));
+    host.push_back(seconds_since(start));
     const double value = loss.item<double>();  // waits for the passes
     finish(tower);
-    seconds.push_back(since(start));
+    seconds.push_back(seconds_since(start));
     result.steps.push_back({seconds.back(), value, norm});
   }
   result.seconds = median(seconds);

@@ -35,15 +35,12 @@
 #include "train/schedule.h"
 #include "train/setup.h"
 #include "train/stop_signals.h"
+#include "train/timing.h"
 
 namespace sherd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 class Trainer {
  public:

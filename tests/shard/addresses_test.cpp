@@ -191,16 +191,6 @@ TEST_P(AddressesTest, ValidationBetweenStepsKeepsEveryAddress) {
   }
 }
 
-/// Its addresses are torch's affair and may be any: they are looked at, and nothing is asked of
-/// them.
-TEST_P(AddressesTest, EagerMemoryPromisesNoAddress) {
-  auto options = options_for(GetParam());
-  options.memory = MemoryKind::eager;
-  Tower tower(options);
-  Sightings sightings(*tower.model);
-  train_and_validate(tower, sightings);
-}
-
 /// In turn, ranks have nothing for the second micro-batch and for validation.
 TEST_P(AddressesTest, AnIdlePassHasTheAddressesOfAllOthers) {
   Tower tower(options_for(GetParam()), /*count=*/2);
