@@ -15,7 +15,7 @@
 namespace sherd {
 namespace {
 
-constexpr int64_t kAtOnce = 1 << 20;  // elements
+constexpr int64_t kElementsAtOnce = 1 << 20;  // elements
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::ostringstream out;
@@ -55,8 +55,8 @@ std::pair<double, double> distance(
     auto* bytes = const_cast<unsigned char*>(reader.read(tensor, at, n).data());
     return at::from_blob(bytes, {n}, at::TensorOptions(tensor.dtype)).to(at::kDouble);
   };
-  for (int64_t at = 0; at < count; at += kAtOnce) {
-    const int64_t n = std::min(kAtOnce, count - at);
+  for (int64_t at = 0; at < count; at += kElementsAtOnce) {
+    const int64_t n = std::min(kElementsAtOnce, count - at);
     const auto x = values(one, a, at, n);
     const auto apart = x - values(other, b, at, n);
     const double here = apart.abs().max().item<double>();

@@ -10,7 +10,7 @@
 namespace sherd {
 namespace {
 
-constexpr size_t kLargest = size_t{1} << 30;
+constexpr size_t kLargestJson = size_t{1} << 30;
 
 uint32_t seal_of(const Json& object) {
   const auto text = object.dump();
@@ -27,7 +27,7 @@ void write_sealed(const std::string& path, Json object) {
 Json read_sealed(const std::string& path) {
   const MappedFile file(path);
   TORCH_CHECK_VALUE(
-      file.size() <= kLargest, "[checkpoint] ", path, " has ", file.size(),
+      file.size() <= kLargestJson, "[checkpoint] ", path, " has ", file.size(),
       " bytes: that is no such file");
   const auto* text = reinterpret_cast<const char*>(file.data());
   // What is nested without end can be read, but not written again.

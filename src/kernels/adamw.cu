@@ -13,12 +13,12 @@
 namespace sherd {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kVector = 4;
+constexpr int kAdamwThreads = 256;
+constexpr int kAdamwVector = 4;
 
 template <class T>
 __device__ bool is_aligned(const T* data) {
-  return reinterpret_cast<uintptr_t>(data) % alignof(Vector<T, kVector>) == 0;
+  return reinterpret_cast<uintptr_t>(data) % alignof(Vector<T, kAdamwVector>) == 0;
 }
 
 /// What a pass reads and writes, from one element on. Without a model weight, it is null.
@@ -74,11 +74,11 @@ __global__ void adamw_kernel(
       static_cast<W*>(run.weight) + chunk.begin, static_cast<const G*>(run.gradient) + chunk.begin,
       static_cast<S*>(run.first) + chunk.begin, static_cast<S*>(run.second) + chunk.begin,
       run.model ? static_cast<M*>(run.model) + chunk.begin : nullptr};
-  const int32_t vectors = at.are_aligned() ? chunk.count / kVector : 0;
-  for (int32_t i = threadIdx.x; i < vectors; i += kThreads) {
-    update<kVector>(step, at, static_cast<int64_t>(i) * kVector);
+  const int32_t vectors = at.are_aligned() ? chunk.count / kAdamwVector : 0;
+  for (int32_t i = threadIdx.x; i < vectors; i += kAdamwThreads) {
+    update<kAdamwVector>(step, at, static_cast<int64_t>(i) * kAdamwVector);
   }
-  for (int32_t i = vectors * kVector + threadIdx.x; i < chunk.count; i += kThreads) {
+  for (int32_t i = vectors * kAdamwVector + threadIdx.x; i < chunk.count; i += kAdamwThreads) {
     update<1>(step, at, i);
   }
 }
@@ -113,9 +113,9 @@ void adamw_on_cuda(const AdamWPass::Batch& batch, const double* fields, c10::Dev
         using M = decltype(model);
         if (batch.dtypes.state == c10::ScalarType::BFloat16) {
           adamw_kernel<W, G, c10::BFloat16, M>
-              <<<blocks, kThreads, 0, stream>>>(runs, chunks, fields);
+              <<<blocks, kAdamwThreads, 0, stream>>>(runs, chunks, fields);
         } else {
-          adamw_kernel<W, G, float, M><<<blocks, kThreads, 0, stream>>>(runs, chunks, fields);
+          adamw_kernel<W, G, float, M><<<blocks, kAdamwThreads, 0, stream>>>(runs, chunks, fields);
         }
         C10_CUDA_KERNEL_LAUNCH_CHECK();
       });

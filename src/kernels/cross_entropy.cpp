@@ -7,12 +7,10 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/scatter_add.h>
 
+#include "kernels/widened.h"
+
 namespace sherd {
 namespace {
-
-at::Tensor widened(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
-}
 
 /// [rows, 1]; those that count for nothing name any class.
 at::Tensor classes(const at::Tensor& targets) {

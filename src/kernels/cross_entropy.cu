@@ -15,9 +15,9 @@
 namespace sherd {
 namespace {
 
-constexpr int kThreads = 1024;  // few rows at a time: the second look at one finds it in L2
-constexpr int kWarp = 32;
-constexpr int kBatch = 4;  // vectors of a thread whose loads are under way at a time
+constexpr int kCrossEntropyThreads =
+    1024;                              // few rows at a time: the second look at one finds it in L2
+constexpr int kCrossEntropyBatch = 4;  // vectors of a thread whose loads are under way at a time
 
 __device__ float power(float x) {
   return __expf(x);
@@ -48,7 +48,7 @@ struct Sum {
 /// Over the block's threads, in an order that never changes; the same bits in each of them.
 template <class Math>
 __device__ Sum<Math> block_sum(Sum<Math> mine) {
-  __shared__ Math mosts[kThreads / kWarp], sums[kThreads / kWarp];
+  __shared__ Math mosts[kCrossEntropyThreads / kWarp], sums[kCrossEntropyThreads / kWarp];
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     const Math most = __shfl_xor_sync(0xffffffffu, mine.most, offset);
     const Math sum = __shfl_xor_sync(0xffffffffu, mine.sum, offset);
@@ -60,7 +60,7 @@ __device__ Sum<Math> block_sum(Sum<Math> mine) {
   }
   __syncthreads();
   Sum<Math> all;
-  for (int warp = 0; warp < kThreads / kWarp; ++warp) all.take(mosts[warp], sums[warp]);
+  for (int warp = 0; warp < kCrossEntropyThreads / kWarp; ++warp) all.take(mosts[warp], sums[warp]);
   return all;
 }
 
@@ -74,15 +74,17 @@ __device__ void each_in_row(T* row, int vocab, Body body) {
   const int begin = min(vocab, (kCount - off) % kCount);
   const int vectors = (vocab - begin) / kCount;
   auto* wide = reinterpret_cast<Wide*>(row + begin);
-  for (int first = threadIdx.x; first < vectors; first += kBatch * kThreads) {
-    Wide batch[kBatch];
+  for (int first = threadIdx.x; first < vectors;
+       first += kCrossEntropyBatch * kCrossEntropyThreads) {
+    Wide batch[kCrossEntropyBatch];
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      if (first + k * kThreads < vectors) batch[k] = wide[first + k * kThreads];
+    for (int k = 0; k < kCrossEntropyBatch; ++k) {
+      if (first + k * kCrossEntropyThreads < vectors)
+        batch[k] = wide[first + k * kCrossEntropyThreads];
     }
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int i = first + k * kThreads;
+    for (int k = 0; k < kCrossEntropyBatch; ++k) {
+      const int i = first + k * kCrossEntropyThreads;
       if (i >= vectors) continue;
       keep_packed(batch[k]);
       body(batch[k], begin + i * kCount);
@@ -90,7 +92,7 @@ __device__ void each_in_row(T* row, int vocab, Body body) {
     }
   }
   const int singles = vocab - vectors * kCount;
-  for (int i = threadIdx.x; i < singles; i += kThreads) {
+  for (int i = threadIdx.x; i < singles; i += kCrossEntropyThreads) {
     const int column = i < begin ? i : i + vectors * kCount;
     Vector<T, 1> one{row[column]};
     body(one, column);
@@ -129,7 +131,7 @@ __device__ void write_gradients(T* row, int vocab, int64_t target, Math log_sum,
 
 /// A block per row.
 template <class T, class Math>
-__global__ void __launch_bounds__(kThreads) forward_kernel(
+__global__ void __launch_bounds__(kCrossEntropyThreads) forward_kernel(
     T* logits,
     const int64_t* targets,
     Math* losses,
@@ -151,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(
 }
 
 template <class T, class Math>
-__global__ void __launch_bounds__(kThreads) backward_kernel(
+__global__ void __launch_bounds__(kCrossEntropyThreads) backward_kernel(
     T* logits, const int64_t* targets, const Math* log_sums, const Math* factor, int vocab) {
   T* row = logits + blockIdx.x * static_cast<int64_t>(vocab);
   write_gradients(row, vocab, targets[blockIdx.x], log_sums[blockIdx.x], *factor);
@@ -171,10 +173,11 @@ void cross_entropy_forward_on_cuda(
   with_deposit_type(logits.scalar_type(), [&](auto type) {
     using T = decltype(type);
     using Math = DepositMath<T, T>;
-    forward_kernel<T, Math><<<static_cast<unsigned>(logits.size(0)), kThreads, 0, stream>>>(
-        logits.mutable_data_ptr<T>(), targets.const_data_ptr<int64_t>(),
-        losses.mutable_data_ptr<Math>(), log_sums.mutable_data_ptr<Math>(),
-        static_cast<int>(logits.size(1)), into_gradients);
+    forward_kernel<T, Math>
+        <<<static_cast<unsigned>(logits.size(0)), kCrossEntropyThreads, 0, stream>>>(
+            logits.mutable_data_ptr<T>(), targets.const_data_ptr<int64_t>(),
+            losses.mutable_data_ptr<Math>(), log_sums.mutable_data_ptr<Math>(),
+            static_cast<int>(logits.size(1)), into_gradients);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
@@ -190,10 +193,11 @@ void cross_entropy_backward_on_cuda(
   with_deposit_type(logits.scalar_type(), [&](auto type) {
     using T = decltype(type);
     using Math = DepositMath<T, T>;
-    backward_kernel<T, Math><<<static_cast<unsigned>(logits.size(0)), kThreads, 0, stream>>>(
-        logits.mutable_data_ptr<T>(), targets.const_data_ptr<int64_t>(),
-        log_sums.const_data_ptr<Math>(), factor.const_data_ptr<Math>(),
-        static_cast<int>(logits.size(1)));
+    backward_kernel<T, Math>
+        <<<static_cast<unsigned>(logits.size(0)), kCrossEntropyThreads, 0, stream>>>(
+            logits.mutable_data_ptr<T>(), targets.const_data_ptr<int64_t>(),
+            log_sums.const_data_ptr<Math>(), factor.const_data_ptr<Math>(),
+            static_cast<int>(logits.size(1)));
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }

@@ -13,8 +13,8 @@ namespace sherd {
 namespace {
 
 constexpr int kMost = 64;  // deposits of one launch: they travel as its argument
-constexpr int kThreads = 256;
-constexpr int kVector = 4;  // elements that a thread moves at a time, where alignment allows
+constexpr int kDepositThreads = 256;
+constexpr int kDepositVector = 4;  // elements that a thread moves at a time, where alignment allows
 
 struct Batch {
   Deposit deposits[kMost];
@@ -33,23 +33,23 @@ __global__ void deposit_kernel(const Batch batch, double divisor) {
   const Deposit& one = batch.deposits[blockIdx.y];
   auto* target = static_cast<Target*>(one.target);
   const auto* source = static_cast<const Source*>(one.source);
-  const int64_t start = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t start = static_cast<int64_t>(blockIdx.x) * kDepositThreads + threadIdx.x;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kDepositThreads;
   const bool aligned =
-      reinterpret_cast<uintptr_t>(target) % alignof(Vector<Target, kVector>) == 0 &&
-      reinterpret_cast<uintptr_t>(source) % alignof(Vector<Source, kVector>) == 0;
-  const int64_t vectors = aligned ? one.count / kVector : 0;
+      reinterpret_cast<uintptr_t>(target) % alignof(Vector<Target, kDepositVector>) == 0 &&
+      reinterpret_cast<uintptr_t>(source) % alignof(Vector<Source, kDepositVector>) == 0;
+  const int64_t vectors = aligned ? one.count / kDepositVector : 0;
   for (int64_t i = start; i < vectors; i += stride) {
-    auto& wide = reinterpret_cast<Vector<Target, kVector>*>(target)[i];
-    const auto values = reinterpret_cast<const Vector<Source, kVector>*>(source)[i];
-    Vector<Target, kVector> result;
+    auto& wide = reinterpret_cast<Vector<Target, kDepositVector>*>(target)[i];
+    const auto values = reinterpret_cast<const Vector<Source, kDepositVector>*>(source)[i];
+    Vector<Target, kDepositVector> result;
     if (one.add) result = wide;
-    for (int k = 0; k < kVector; ++k) {
+    for (int k = 0; k < kDepositVector; ++k) {
       put(result.values[k], values.values[k], one.add, divisor);
     }
     wide = result;
   }
-  for (int64_t i = vectors * kVector + start; i < one.count; i += stride) {
+  for (int64_t i = vectors * kDepositVector + start; i < one.count; i += stride) {
     put(target[i], source[i], one.add, divisor);
   }
 }
@@ -70,14 +70,14 @@ void deposit_on_cuda(
       most = std::max(most, some[i].count);
     }
     if (most == 0) continue;
-    constexpr int64_t kPerBlock = kThreads * kVector;
+    constexpr int64_t kPerBlock = kDepositThreads * kDepositVector;
     const auto blocks =
         static_cast<unsigned>(std::min((most + kPerBlock - 1) / kPerBlock, kMostBlocks));
     const dim3 grid(blocks, static_cast<unsigned>(some.size()));
     with_deposit_type(kind.target, [&](auto target) {
       with_deposit_type(kind.source, [&](auto source) {
         deposit_kernel<decltype(target), decltype(source)>
-            <<<grid, kThreads, 0, stream>>>(batch, kind.divisor);
+            <<<grid, kDepositThreads, 0, stream>>>(batch, kind.divisor);
       });
     });
     C10_CUDA_KERNEL_LAUNCH_CHECK();

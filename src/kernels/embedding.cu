@@ -14,13 +14,13 @@
 namespace sherd {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kBatch = 4;  // rows whose loads are under way at a time
+constexpr int kEmbeddingThreads = 128;
+constexpr int kEmbeddingBatch = 4;  // rows whose loads are under way at a time
 
 /// blockIdx.x is a place among the sorted tokens. The block at a token's first place adds up all of
 /// its rows; the others have nothing to do. Blocks along y share the columns.
 template <class T, class Target, int kCount>
-__global__ void __launch_bounds__(kThreads) embedding_kernel(
+__global__ void __launch_bounds__(kEmbeddingThreads) embedding_kernel(
     const T* gradient,
     const int64_t* sorted,
     const int64_t* order,
@@ -31,25 +31,25 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(
   using Math = DepositMath<T, T>;
   const int64_t first = blockIdx.x;
   const int64_t token = sorted[first];
-  const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kCount;
+  const int64_t column = (int64_t{blockIdx.y} * kEmbeddingThreads + threadIdx.x) * kCount;
   if (column >= dim || (first > 0 && sorted[first - 1] == token)) return;
   Math sums[kCount] = {};
   bool more = true;
-  for (int64_t i = first; more; i += kBatch) {
-    Vector<T, kCount> batch[kBatch];
-    bool mine[kBatch];
+  for (int64_t i = first; more; i += kEmbeddingBatch) {
+    Vector<T, kCount> batch[kEmbeddingBatch];
+    bool mine[kEmbeddingBatch];
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
+    for (int k = 0; k < kEmbeddingBatch; ++k) {
       mine[k] = i + k < count && sorted[i + k] == token;
       if (!mine[k]) continue;
       batch[k] = load<kCount>(gradient + order[i + k] * dim + column);
     }
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
+    for (int k = 0; k < kEmbeddingBatch; ++k) {
       if (!mine[k]) continue;
       for (int e = 0; e < kCount; ++e) sums[e] += static_cast<Math>(batch[k].values[e]);
     }
-    more = mine[kBatch - 1];
+    more = mine[kEmbeddingBatch - 1];
   }
   auto& place = *reinterpret_cast<Vector<Target, kCount>*>(target + token * dim + column);
   Vector<Target, kCount> result;
@@ -78,10 +78,10 @@ void embedding_gradient_on_cuda(
       using T = decltype(type);
       using Target = decltype(target);
       const auto launch = [&]<int kCount>(std::integral_constant<int, kCount>) {
-        constexpr int64_t kColumns = kThreads * kCount;
+        constexpr int64_t kColumns = kEmbeddingThreads * kCount;
         const dim3 grid(
             static_cast<unsigned>(count), static_cast<unsigned>((dim + kColumns - 1) / kColumns));
-        embedding_kernel<T, Target, kCount><<<grid, kThreads, 0, stream>>>(
+        embedding_kernel<T, Target, kCount><<<grid, kEmbeddingThreads, 0, stream>>>(
             work.gradient.const_data_ptr<T>(), sorted.const_data_ptr<int64_t>(),
             order.const_data_ptr<int64_t>(), count, dim, work.target.mutable_data_ptr<Target>(),
             work.add);

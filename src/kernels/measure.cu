@@ -9,7 +9,7 @@
 namespace sherd {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kMeasureThreads = 256;
 
 /// A run as the kernels see it.
 struct RunView {
@@ -22,7 +22,7 @@ struct RunView {
 
 /// The sum over the block's threads, always in the same order; in thread 0.
 __device__ double block_sum(double value) {
-  __shared__ double sums[kThreads / 32];
+  __shared__ double sums[kMeasureThreads / 32];
   for (int offset = 16; offset > 0; offset /= 2) {
     value += __shfl_down_sync(0xffffffffu, value, offset);
   }
@@ -30,7 +30,7 @@ __device__ double block_sum(double value) {
   __syncthreads();
   double total = 0;
   if (threadIdx.x == 0) {
-    for (int warp = 0; warp < kThreads / 32; ++warp) total += sums[warp];
+    for (int warp = 0; warp < kMeasureThreads / 32; ++warp) total += sums[warp];
   }
   return total;
 }
@@ -41,13 +41,13 @@ __device__ double squares(const void* data, int64_t begin, int32_t count) {
   // Four sums: the additions of one would wait for each other.
   double sums[4] = {};
   int32_t i = threadIdx.x;
-  for (; i + 3 * kThreads < count; i += 4 * kThreads) {
+  for (; i + 3 * kMeasureThreads < count; i += 4 * kMeasureThreads) {
     for (int k = 0; k < 4; ++k) {
-      const auto value = static_cast<double>(static_cast<float>(values[i + k * kThreads]));
+      const auto value = static_cast<double>(static_cast<float>(values[i + k * kMeasureThreads]));
       sums[k] += value * value;
     }
   }
-  for (; i < count; i += kThreads) {
+  for (; i < count; i += kMeasureThreads) {
     const auto value = static_cast<double>(static_cast<float>(values[i]));
     sums[0] += value * value;
   }
@@ -58,7 +58,7 @@ template <>
 __device__ double squares<double>(const void* data, int64_t begin, int32_t count) {
   const auto* values = static_cast<const double*>(data) + begin;
   double sum = 0;
-  for (int32_t i = threadIdx.x; i < count; i += kThreads) sum += values[i] * values[i];
+  for (int32_t i = threadIdx.x; i < count; i += kMeasureThreads) sum += values[i] * values[i];
   return sum;
 }
 
@@ -94,7 +94,7 @@ __global__ void measure_kernel(
   if (!last) return;
   __threadfence();
   double sum = 0;
-  for (int32_t i = threadIdx.x; i < run.chunks; i += kThreads) {
+  for (int32_t i = threadIdx.x; i < run.chunks; i += kMeasureThreads) {
     sum += __ldcg(&partial[run.first_chunk + i]);
   }
   sum = block_sum(sum);
@@ -114,7 +114,7 @@ void measure_on_cuda(
   const auto stream = c10::cuda::getCurrentCUDAStream();
   const auto* runs = static_cast<const RunView*>(measurement.device_runs_.const_data_ptr());
   const auto* chunks = static_cast<const Chunk*>(measurement.device_chunks_.const_data_ptr());
-  measure_kernel<<<static_cast<unsigned>(measurement.chunk_count_), kThreads, 0, stream>>>(
+  measure_kernel<<<static_cast<unsigned>(measurement.chunk_count_), kMeasureThreads, 0, stream>>>(
       runs, chunks, measurement.partial_.mutable_data_ptr<double>(),
       measurement.arrived_.mutable_data_ptr<int>(), sums, watched, look);
   C10_CUDA_KERNEL_LAUNCH_CHECK();

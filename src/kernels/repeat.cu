@@ -11,13 +11,13 @@
 namespace sherd {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kRepeatThreads = 256;
 
 /// Each element is read once and written to every copy.
 template <class Word>
 __global__ void repeat_kernel(Word* target, const Word* source, int64_t words, int64_t count) {
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kRepeatThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kRepeatThreads + threadIdx.x; i < words;
        i += stride) {
     const Word word = source[i];
     for (int64_t copy = 0; copy < count; ++copy) {
@@ -31,8 +31,9 @@ template <class Word>
 void launch(void* target, const void* source, int64_t bytes, int64_t count) {
   constexpr int64_t kMostBlocks = 2048;
   const int64_t words = bytes / static_cast<int64_t>(sizeof(Word));
-  const auto blocks = std::min((words + kThreads - 1) / kThreads, kMostBlocks);
-  repeat_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+  const auto blocks = std::min((words + kRepeatThreads - 1) / kRepeatThreads, kMostBlocks);
+  repeat_kernel<<<
+      static_cast<unsigned>(blocks), kRepeatThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
       static_cast<Word*>(target), static_cast<const Word*>(source), words, count);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }

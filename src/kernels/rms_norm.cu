@@ -17,8 +17,6 @@
 namespace sherd {
 namespace {
 
-constexpr int kWarp = 32;
-
 /// A row is shared by `kRowThreads` threads; each holds at most `kHeld` vectors of `kCount`
 /// elements in registers. Short rows are a warp's, several to a block.
 template <int count, int held, int row_threads>
@@ -85,7 +83,7 @@ struct Forward {
 /// Loads come first, so that many are under way at a time.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
-    forward_kernel(const Forward<T> at) {
+    rms_norm_forward_kernel(const Forward<T> at) {
   using Math = typename Forward<T>::Math;
   constexpr int kCount = Shape::kCount;
   const int64_t row =
@@ -175,7 +173,7 @@ __device__ void await_previous() {
 /// registers until its last row.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kBlock > 256 ? 1 : 2)
-    backward_kernel(const Backward<T> at) {
+    rms_norm_backward_kernel(const Backward<T> at) {
   using Math = typename Backward<T>::Math;
   using Ahead = Ahead<T, Shape>;
   constexpr int kCount = Shape::kCount;
@@ -338,7 +336,7 @@ void rms_norm_forward_on_cuda(const RmsNormForward& work) {
         static_cast<Math>(work.epsilon)};
     if (at.rows == 0) return;
     with_shape<T>(dim, {at.x, at.residual, at.weight, at.sum, at.y}, [&]<class S>(S) {
-      forward_kernel<T, S><<<blocks_for(at.rows, S::kRows), S::kBlock, 0, stream>>>(at);
+      rms_norm_forward_kernel<T, S><<<blocks_for(at.rows, S::kRows), S::kBlock, 0, stream>>>(at);
       C10_CUDA_KERNEL_LAUNCH_CHECK();
     });
   });
@@ -366,7 +364,7 @@ void rms_norm_backward_on_cuda(const RmsNormBackward& work) {
     at::Tensor partial = at::empty({0, dim}, work.scale.options());
     const auto launch = [&]<class S>(S) {
       int resident = 0;
-      const auto kernel = backward_kernel<T, S>;
+      const auto kernel = rms_norm_backward_kernel<T, S>;
       constexpr int kShared = Ahead<T, S>::kShared;
       C10_CUDA_CHECK(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));

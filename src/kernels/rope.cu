@@ -14,8 +14,8 @@
 namespace sherd {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kBatch = 4;  // heads of a thread whose loads are under way at a time
+constexpr int kRopeThreads = 128;
+constexpr int kRopeBatch = 4;  // heads of a thread whose loads are under way at a time
 
 /// Heads in memory: where each begins.
 template <class T>
@@ -41,7 +41,7 @@ struct Turn {
 template <class Body>
 __device__ void each_head(int first, int heads, Body body) {
 #pragma unroll
-  for (int k = 0; k < kBatch; ++k) {
+  for (int k = 0; k < kRopeBatch; ++k) {
     const int head = first + k * blockDim.y;
     if (head < heads) body(k, head);
   }
@@ -50,7 +50,7 @@ __device__ void each_head(int first, int heads, Body body) {
 /// A block per position, blockIdx.y the sequence. Threads along x share the dims of half a head and
 /// keep their angles; those along y share the heads.
 template <class T, int kCount>
-__global__ void __launch_bounds__(kThreads) rope_kernel(const Turn<T> turn) {
+__global__ void __launch_bounds__(kRopeThreads) rope_kernel(const Turn<T> turn) {
   using Math = DepositMath<T, T>;
   const int64_t position = blockIdx.x;
   const int64_t batch = blockIdx.y;
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Turn<T> turn) {
     if (turn.back) {
       for (int e = 0; e < kCount; ++e) sine.values[e] = -sine.values[e];
     }
-    for (int head = threadIdx.y; head < turn.heads; head += kBatch * blockDim.y) {
-      Vector<T, kCount> first[kBatch], second[kBatch];
+    for (int head = threadIdx.y; head < turn.heads; head += kRopeBatch * blockDim.y) {
+      Vector<T, kCount> first[kRopeBatch], second[kRopeBatch];
       each_head(head, turn.heads, [&](int k, int h) {
         const auto* from = source + h * turn.source.head + i;
         first[k] = load<kCount>(from);
@@ -112,8 +112,8 @@ void launch(const RopeWork& work, cudaStream_t stream) {
       static_cast<int>(source.size(2)),
       static_cast<int>(source.size(3) / 2),
       work.back};
-  const int across = std::clamp(turn.half / kCount, 1, kThreads);
-  const int down = std::min((turn.heads + kBatch - 1) / kBatch, kThreads / across);
+  const int across = std::clamp(turn.half / kCount, 1, kRopeThreads);
+  const int down = std::min((turn.heads + kRopeBatch - 1) / kRopeBatch, kRopeThreads / across);
   const dim3 block(across, down);
   constexpr int64_t kMostBatches = 65535;
   TORCH_CHECK_VALUE(

@@ -4,16 +4,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sigmoid.h>
 
+#include "kernels/widened.h"
+
 namespace sherd {
-namespace {
-
-/// fp64 stays; all else is worked out in fp32.
-at::Tensor widened(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
-}
-
-}  // namespace
-
 // On CPU torch's own operations do it: their exponentials are vector code.
 
 void swiglu_forward(const at::Tensor& gate_up, const at::Tensor& activation) {

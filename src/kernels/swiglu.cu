@@ -14,8 +14,8 @@
 namespace sherd {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBatch = 2;  // rows of a thread whose loads are under way at a time
+constexpr int kSwigluThreads = 256;
+constexpr int kSwigluBatch = 2;  // rows of a thread whose loads are under way at a time
 
 /// A few units in the last place of fp32, at a fraction of the instructions.
 __device__ float sigmoid(float x) {
@@ -29,7 +29,7 @@ __device__ double sigmoid(double x) {
 template <class Body>
 __device__ void each_row(int64_t first, int64_t rows, Body body) {
 #pragma unroll
-  for (int k = 0; k < kBatch; ++k) {
+  for (int k = 0; k < kSwigluBatch; ++k) {
     const int64_t row = first + int64_t{k} * gridDim.y;
     if (row < rows) body(k, row);
   }
@@ -37,13 +37,13 @@ __device__ void each_row(int64_t first, int64_t rows, Body body) {
 
 /// A thread has its columns of several rows.
 template <class T, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSwigluThreads)
     forward_kernel(const T* gate_up, T* activation, int64_t rows, int64_t width) {
   using Math = DepositMath<T, T>;
-  const int64_t column = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kCount;
+  const int64_t column = (int64_t{blockIdx.x} * kSwigluThreads + threadIdx.x) * kCount;
   if (column >= width) return;
-  for (int64_t first = blockIdx.y; first < rows; first += int64_t{kBatch} * gridDim.y) {
-    Vector<T, kCount> gates[kBatch], ups[kBatch];
+  for (int64_t first = blockIdx.y; first < rows; first += int64_t{kSwigluBatch} * gridDim.y) {
+    Vector<T, kCount> gates[kSwigluBatch], ups[kSwigluBatch];
     each_row(first, rows, [&](int k, int64_t row) {
       gates[k] = load<kCount>(gate_up + 2 * row * width + column);
       ups[k] = load<kCount>(gate_up + (2 * row + 1) * width + column);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Without `activation`, it is null. A thread reads all of an element before it writes any of it.
 template <class T, int kCount>
-__global__ void __launch_bounds__(kThreads) backward_kernel(
+__global__ void __launch_bounds__(kSwigluThreads) backward_kernel(
     const T* d_activation,
     const T* gate_up,
     T* d_gate_up,
@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(
     int64_t rows,
     int64_t width) {
   using Math = DepositMath<T, T>;
-  const int64_t column = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kCount;
+  const int64_t column = (int64_t{blockIdx.x} * kSwigluThreads + threadIdx.x) * kCount;
   if (column >= width) return;
-  for (int64_t first = blockIdx.y; first < rows; first += int64_t{kBatch} * gridDim.y) {
-    Vector<T, kCount> gates[kBatch], ups[kBatch], gradients[kBatch];
+  for (int64_t first = blockIdx.y; first < rows; first += int64_t{kSwigluBatch} * gridDim.y) {
+    Vector<T, kCount> gates[kSwigluBatch], ups[kSwigluBatch], gradients[kSwigluBatch];
     each_row(first, rows, [&](int k, int64_t row) {
       gradients[k] = load<kCount>(d_activation + row * width + column);
       gates[k] = load<kCount>(gate_up + 2 * row * width + column);
@@ -107,8 +107,8 @@ void with_grid(int64_t rows, int64_t width, std::initializer_list<const T*> all,
   if (rows == 0 || width == 0) return;
   const auto grid = [&](int64_t count) {
     constexpr int64_t kMost = 65535;
-    const int64_t across = (width + count * kThreads - 1) / (count * kThreads);
-    const int64_t down = std::min((rows + kBatch - 1) / kBatch, kMost);
+    const int64_t across = (width + count * kSwigluThreads - 1) / (count * kSwigluThreads);
+    const int64_t down = std::min((rows + kSwigluBatch - 1) / kSwigluBatch, kMost);
     return dim3(static_cast<unsigned>(across), static_cast<unsigned>(down));
   };
   constexpr int kCount = 16 / sizeof(T);
@@ -134,7 +134,7 @@ void swiglu_forward_on_cuda(const at::Tensor& gate_up, const at::Tensor& activat
     const auto* from = gate_up.const_data_ptr<T>();
     auto* to = activation.mutable_data_ptr<T>();
     with_grid<T>(rows, width, {from, to}, [&](auto count, dim3 grid) {
-      forward_kernel<T, count><<<grid, kThreads, 0, stream>>>(from, to, rows, width);
+      forward_kernel<T, count><<<grid, kSwigluThreads, 0, stream>>>(from, to, rows, width);
     });
   });
 }
@@ -155,7 +155,7 @@ void swiglu_backward_on_cuda(
     auto* again = activation.defined() ? activation.mutable_data_ptr<T>() : nullptr;
     with_grid<T>(rows, width, {gradient, from, to, again}, [&](auto count, dim3 grid) {
       backward_kernel<T, count>
-          <<<grid, kThreads, 0, stream>>>(gradient, from, to, again, rows, width);
+          <<<grid, kSwigluThreads, 0, stream>>>(gradient, from, to, again, rows, width);
     });
   });
 }

@@ -7,6 +7,8 @@
 
 namespace sherd {
 
+constexpr int kWarp = 32;  // threads
+
 /// Elements that a thread reads or writes together, at most 16 bytes at a time.
 template <class T, int kCount>
 struct alignas(std::min<size_t>(sizeof(T) * kCount, 16)) Vector {

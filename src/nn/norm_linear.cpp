@@ -11,6 +11,7 @@
 #include "kernels/deposit.h"
 #include "kernels/swiglu.h"
 #include "nn/normed_rows.h"
+#include "nn/rows.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {
@@ -18,10 +19,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor rows_of(const at::Tensor& x) {
-  return x.reshape({-1, x.size(-1)});
-}
 
 // A residual comes last: an input that is none is not counted by needs_input_grad.
 

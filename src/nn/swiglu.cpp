@@ -8,6 +8,7 @@
 
 #include "kernels/deposit.h"
 #include "kernels/swiglu.h"
+#include "nn/rows.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {
@@ -15,10 +16,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor rows_of(const at::Tensor& x) {
-  return x.reshape({x.numel() / x.size(-1), x.size(-1)});
-}
 
 struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given) {

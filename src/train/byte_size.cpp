@@ -13,14 +13,14 @@
 namespace sherd {
 namespace {
 
-struct Unit {
+struct ByteUnit {
   std::string_view name;
   double bytes;
 };
 
 constexpr double kKibi = 1024;
 // As they are written: "Gb" would be bits.
-constexpr std::array<Unit, 11> kUnits{{
+constexpr std::array<ByteUnit, 11> kUnits{{
     {"", 1},
     {"B", 1},
     {"kB", 1e3},

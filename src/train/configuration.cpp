@@ -38,9 +38,9 @@ bool in_range(const Key& key, double value) {
 }
 
 /// Takes values out of a table, and notes what is wrong with them.
-class Reader {
+class ConfigurationReader {
  public:
-  explicit Reader(std::vector<std::string>& problems) : problems_(problems) {}
+  explicit ConfigurationReader(std::vector<std::string>& problems) : problems_(problems) {}
 
   /// The values of a source; relative paths in it are meant from `folder`.
   void read(const TomlTable& table, const fs::path& folder, Configuration& into) {
@@ -172,7 +172,7 @@ Configuration read_configuration(
   Configuration result;
   result.source = path;
   std::vector<std::string> problems;
-  Reader reader(problems);
+  ConfigurationReader reader(problems);
   if (const auto file = read_toml_file(path, problems)) {
     reader.read(*file, fs::path(path).parent_path(), result);
   }

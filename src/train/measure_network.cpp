@@ -14,10 +14,11 @@
 #include <map>
 #include <string>
 
+#include "train/device_constants.h"
+
 namespace sherd {
 namespace {
 
-constexpr int64_t kMiB = 1 << 20;
 constexpr int kRepetitions = 7;
 constexpr int kWarmUps = 2;
 constexpr double kFastest = 1e15;  // bytes per second: what a network file allows at most

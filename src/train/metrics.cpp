@@ -3,20 +3,14 @@
 
 #include <c10/util/Exception.h>
 
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "train/format_text.h"
+
 namespace sherd {
 namespace {
-
-template <class... Args>
-std::string format(const char* how, Args... args) {
-  std::array<char, 256> text{};
-  std::snprintf(text.data(), text.size(), how, args...);
-  return text.data();
-}
 
 /// Those of an earlier run, which may have been killed in the middle of a line.
 std::vector<StepMetrics> read_metrics(const std::string& path, int64_t last) {
@@ -71,18 +65,18 @@ std::string bytes_text(int64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return format(unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  return format_text(unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, units[unit]);
 }
 
 std::string duration_text(double seconds) {
   const auto whole = static_cast<int64_t>(std::lround(seconds));
-  if (whole < 60) return format("%lld s", static_cast<long long>(whole));
+  if (whole < 60) return format_text("%lld s", static_cast<long long>(whole));
   if (whole < 3600) {
-    return format(
+    return format_text(
         "%lld min %02lld s", static_cast<long long>(whole / 60),
         static_cast<long long>(whole % 60));
   }
-  return format(
+  return format_text(
       "%lld h %02lld min", static_cast<long long>(whole / 3600),
       static_cast<long long>(whole / 60 % 60));
 }
@@ -90,14 +84,15 @@ std::string duration_text(double seconds) {
 std::string line_of(
     const StepMetrics& metrics, int64_t steps, double possible_tflops, double seconds_left) {
   const auto digits = static_cast<int>(std::to_string(steps).size());
-  auto line = format(
+  auto line = format_text(
       "step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s", digits,
       static_cast<long long>(metrics.step), static_cast<long long>(steps), metrics.loss,
       metrics.grad_norm, metrics.lr, metrics.tokens_per_second);
-  line += format(metrics.tflops < 1 ? "  %.3f TFLOP/s" : "  %.0f TFLOP/s", metrics.tflops);
-  if (possible_tflops > 0) line += format(" (%.0f %%)", 100 * metrics.tflops / possible_tflops);
+  line += format_text(metrics.tflops < 1 ? "  %.3f TFLOP/s" : "  %.0f TFLOP/s", metrics.tflops);
+  if (possible_tflops > 0)
+    line += format_text(" (%.0f %%)", 100 * metrics.tflops / possible_tflops);
   line += "  " + bytes_text(metrics.peak_bytes) + " of " + bytes_text(metrics.planned_bytes);
-  if (metrics.val_loss) line += format("  validation %.4f", *metrics.val_loss);
+  if (metrics.val_loss) line += format_text("  validation %.4f", *metrics.val_loss);
   return line + "  " + duration_text(seconds_left) + " left";
 }
 

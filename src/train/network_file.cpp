@@ -28,9 +28,9 @@ constexpr Range kSpeed{1e6, 1e15, " bytes per second"};
 constexpr Range kTflops{1e-3, 1e6, " TFLOP/s"};
 constexpr int64_t kMostRanks = int64_t{1} << 24;
 
-class Reader {
+class NetworkReader {
  public:
-  explicit Reader(std::vector<std::string>& problems) : problems_(problems) {}
+  explicit NetworkReader(std::vector<std::string>& problems) : problems_(problems) {}
 
   void read(const TomlTable& table, NetworkFile& into) {
     refuse_unknown(table, "", {"name", "node", "overlaps", "inside", "between", "axes", "device"});
@@ -244,7 +244,8 @@ NetworkFile read_network(const std::string& path) {
   result.source = path;
   result.name = std::filesystem::path(path).stem().string();
   std::vector<std::string> problems;
-  if (const auto table = read_toml_file(path, problems)) Reader(problems).read(*table, result);
+  if (const auto table = read_toml_file(path, problems))
+    NetworkReader(problems).read(*table, result);
   if (!problems.empty()) throw ConfigurationError(std::move(problems));
   return result;
 }

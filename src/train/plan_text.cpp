@@ -1,29 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run's plan, for people and for programs.
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "sherd/train/plan.h"
 #include "train/byte_size.h"
+#include "train/format_text.h"
 #include "train/plan_page.h"
 
 namespace sherd {
 namespace {
 
-std::string format(const char* how, auto... args) {
-  std::array<char, 256> text{};
-  std::snprintf(text.data(), text.size(), how, args...);
-  return text.data();
-}
-
 std::string time_text(double seconds) {
-  if (seconds >= 1) return format("%.3f s", seconds);
-  if (seconds >= 1e-3) return format("%.2f ms", seconds * 1e3);
-  return format("%.1f us", seconds * 1e6);
+  if (seconds >= 1) return format_text("%.3f s", seconds);
+  if (seconds >= 1e-3) return format_text("%.2f ms", seconds * 1e3);
+  return format_text("%.1f us", seconds * 1e6);
 }
 
 std::string arena_text(const ProgramBytes& bytes) {
@@ -31,7 +24,7 @@ std::string arena_text(const ProgramBytes& bytes) {
       bytes.bound > 0
           ? 100 * (static_cast<double>(bytes.arena) / static_cast<double>(bytes.bound) - 1)
           : 0;
-  return format(
+  return format_text(
       "arena: %s, %.1f %% above what is in use at once (%s)", byte_text(bytes.arena).c_str(), over,
       byte_text(bytes.bound).c_str());
 }
@@ -136,33 +129,34 @@ nlohmann::ordered_json arena_json(const Program& program) {
 std::string RunPlan::to_text() const {
   std::ostringstream out;
   out << title << '\n';
-  for (const auto& [name, value] : facts) out << format("  %-28s%s\n", name.c_str(), value.c_str());
+  for (const auto& [name, value] : facts)
+    out << format_text("  %-28s%s\n", name.c_str(), value.c_str());
   out << "\nmemory of a rank\n" << ledger.to_text() << "  " << arena_text(program.bytes()) << '\n';
   if (!traffic.empty()) out << "\ncollectives of a step\n";
   for (const auto& row : traffic) {
-    out << format(
+    out << format_text(
         "  %-10s%-16s%6lld calls%12s, sends%12s", row.axis.c_str(), row.collective.c_str(),
         static_cast<long long>(row.calls), byte_text(row.bytes).c_str(),
         byte_text(row.wire).c_str());
-    if (row.seconds > 0) out << format("%12s", time_text(row.seconds).c_str());
+    if (row.seconds > 0) out << format_text("%12s", time_text(row.seconds).c_str());
     out << '\n';
   }
   out << "\nunits                             activations each";
   if (timeline) out << "    forward   backward    exposed, all";
   out << '\n';
   for (const auto& row : unit_rows(*this)) {
-    out << format(
+    out << format_text(
         "  %5lld x %-24s%16s", static_cast<long long>(row.count), row.name.c_str(),
         byte_text(row.kept).c_str());
     if (timeline) {
-      out << format(
+      out << format_text(
           "%11s%11s%16s", time_text(row.time.forward).c_str(), time_text(row.time.backward).c_str(),
           time_text(row.exposed).c_str());
     }
     out << '\n';
   }
   if (timeline) {
-    out << format(
+    out << format_text(
         "\na step takes %s: computing %s, standing still for collectives %s; %.0f tokens/s per "
         "rank\n",
         time_text(timeline->seconds).c_str(), time_text(timeline->compute).c_str(),
@@ -171,7 +165,7 @@ std::string RunPlan::to_text() const {
   }
   if (!worlds.empty()) out << "\nranks        memory        step     exposed   tokens/s per rank\n";
   for (const auto& world : worlds) {
-    out << format(
+    out << format_text(
         "%5lld%14s%12s%12s%20.0f\n", static_cast<long long>(world.ranks),
         byte_text(world.bytes).c_str(), world.seconds > 0 ? time_text(world.seconds).c_str() : "-",
         world.seconds > 0 ? time_text(world.exposed).c_str() : "-", world.tokens_per_second);
@@ -244,7 +238,7 @@ std::string difference(const RunPlan& one, const RunPlan& other) {
     for (const auto& row : plan.traffic) {
       all.emplace_back(
           row.collective + " over " + row.axis,
-          format(
+          format_text(
               "%lld calls, %s", static_cast<long long>(row.calls), byte_text(row.bytes).c_str()));
     }
     if (plan.timeline) {
@@ -269,7 +263,7 @@ std::string difference(const RunPlan& one, const RunPlan& other) {
       const auto a = find(left, name);
       const auto b = find(right, name);
       if (a == b) continue;
-      out << format("%-26s %-30s -> %s\n", name.c_str(), a.c_str(), b.c_str());
+      out << format_text("%-26s %-30s -> %s\n", name.c_str(), a.c_str(), b.c_str());
     }
   }
   return out.str();

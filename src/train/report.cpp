@@ -12,7 +12,7 @@
 namespace sherd {
 namespace {
 
-constexpr double kWidth = 560;
+constexpr double kPlotWidth = 560;
 constexpr double kHeight = 200;
 constexpr double kLeft = 64;  // for the numbers
 constexpr double kBelow = 24;
@@ -76,12 +76,12 @@ class Plot {
   std::string html() const {
     std::ostringstream out;
     out << "<figure><figcaption>" << escaped(title_) << legend()
-        << "</figcaption><svg viewBox=\"0 0 " << kWidth << ' ' << kHeight
+        << "</figcaption><svg viewBox=\"0 0 " << kPlotWidth << ' ' << kHeight
         << "\" role=\"img\" aria-label=\"" << escaped(title_) << "\">";
     for (int i = 0; i <= 4; ++i) {
       const double value = least_ + (most_ - least_) * i / 4;
       const double y = height_of(value);
-      out << "<line class=\"grid\" x1=\"" << kLeft << "\" x2=\"" << kWidth << "\" y1=\"" << y
+      out << "<line class=\"grid\" x1=\"" << kLeft << "\" x2=\"" << kPlotWidth << "\" y1=\"" << y
           << "\" y2=\"" << y << "\"/><text x=\"" << kLeft - 6 << "\" y=\"" << y + 4
           << "\" text-anchor=\"end\">" << brief(value) << "</text>";
     }
@@ -125,7 +125,7 @@ class Plot {
     return text;
   }
   double place_of(double step) const {
-    const double width = kWidth - kLeft - 8;
+    const double width = kPlotWidth - kLeft - 8;
     return kLeft + (last_ > first_ ? (step - first_) / (last_ - first_) * width : width / 2);
   }
   double height_of(double value) const {
@@ -140,13 +140,13 @@ class Plot {
   double last_ = -INFINITY;
 };
 
-using Value = std::function<double(const StepMetrics&)>;
+using MetricOf = std::function<double(const StepMetrics&)>;
 
 Line line_of(
     const char* name,
     const char* colour,
     const std::vector<StepMetrics>& steps,
-    const Value& value) {
+    const MetricOf& value) {
   Line line{name, colour, {}};
   for (const auto& step : steps)
     line.points.push_back({static_cast<double>(step.step), value(step)});
@@ -164,7 +164,7 @@ std::string plots(const std::vector<StepMetrics>& steps) {
       validation.points.push_back({static_cast<double>(step.step), *step.val_loss});
   }
   if (!validation.points.empty()) losses.push_back(std::move(validation));
-  const auto single = [&](const char* title, const Value& value) {
+  const auto single = [&](const char* title, const MetricOf& value) {
     return Plot(title, {line_of(title, kBlue, steps, value)}).html();
   };
   constexpr double kMiB = 1 << 20;

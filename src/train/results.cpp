@@ -8,16 +8,12 @@
 #include <fstream>
 
 #include "train/keys.h"
+#include "train/same_file.h"
 
 namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool same_file(const std::string& one, const std::string& other) {
-  std::error_code code;
-  return fs::equivalent(one, other, code) && !code;
-}
 
 /// visit(section.key, path) for each file that is read.
 template <class Any, class Visitor>

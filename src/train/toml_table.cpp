@@ -16,7 +16,8 @@
 namespace sherd {
 namespace {
 
-constexpr std::uintmax_t kLargest = 1 << 20;  // bytes; nobody writes a configuration of that size
+constexpr std::uintmax_t kLargestToml = 1
+                                        << 20;  // bytes; nobody writes a configuration of that size
 
 std::string place_of(const std::string& file, const toml::node& node) {
   return file + ":" + std::to_string(node.source().begin.line);
@@ -166,7 +167,7 @@ std::optional<TomlTable> read_toml_file(
     problems.push_back(path + ": it can't be read: give the path of a TOML file");
     return std::nullopt;
   }
-  if (size > kLargest) {
+  if (size > kLargestToml) {
     problems.push_back(
         path + ": it has " + std::to_string(size) + " bytes: give the path of a TOML file");
     return std::nullopt;

@@ -4,9 +4,9 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/cuda.h>
 #include <torch/optim/adamw.h>
 
+#include "device_list.h"
 #include "kernels/measure.h"
 
 namespace sherd {
@@ -211,15 +211,10 @@ TEST_P(AdamWTest, AMeasurementIsTheSumOfSquaresOfEachTensorTheSameEveryTime) {
   }
 }
 
-std::vector<c10::DeviceType> devices() {
-  std::vector<c10::DeviceType> result{c10::kCPU};
-  if (torch::cuda::is_available()) result.push_back(c10::kCUDA);
-  return result;
-}
-
-INSTANTIATE_TEST_SUITE_P(Devices, AdamWTest, ::testing::ValuesIn(devices()), [](const auto& one) {
-  return c10::DeviceTypeName(one.param, /*lower_case=*/true);
-});
+INSTANTIATE_TEST_SUITE_P(
+    Devices, AdamWTest, ::testing::ValuesIn(testing::devices()), [](const auto& one) {
+      return c10::DeviceTypeName(one.param, /*lower_case=*/true);
+    });
 
 }  // namespace
 }  // namespace sherd

@@ -2,8 +2,8 @@
 // The kernels that move values between buffers, on every device that this machine has.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/cuda.h>
 
+#include "device_list.h"
 #include "kernels/deposit.h"
 #include "kernels/repeat.h"
 
@@ -104,15 +104,10 @@ TEST_P(CopiesTest, RepeatFillsEveryCopyForEveryLengthAlignmentAndPlaceOfTheSourc
   }
 }
 
-std::vector<c10::DeviceType> devices() {
-  std::vector<c10::DeviceType> result{c10::kCPU};
-  if (torch::cuda::is_available()) result.push_back(c10::kCUDA);
-  return result;
-}
-
-INSTANTIATE_TEST_SUITE_P(Devices, CopiesTest, ::testing::ValuesIn(devices()), [](const auto& one) {
-  return c10::DeviceTypeName(one.param, /*lower_case=*/true);
-});
+INSTANTIATE_TEST_SUITE_P(
+    Devices, CopiesTest, ::testing::ValuesIn(testing::devices()), [](const auto& one) {
+      return c10::DeviceTypeName(one.param, /*lower_case=*/true);
+    });
 
 }  // namespace
 }  // namespace sherd

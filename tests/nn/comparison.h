@@ -3,22 +3,17 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/cuda.h>
 
 #include <array>
 #include <cmath>
 #include <vector>
 
+#include "device_list.h"
+
 // Fused operations against plain ones in fp64, on every device that this machine has.
 namespace sherd::testing {
 
 inline constexpr std::array kDtypes{at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
-
-inline std::vector<c10::DeviceType> devices() {
-  std::vector<c10::DeviceType> result{c10::kCPU};
-  if (torch::cuda::is_available()) result.push_back(c10::kCUDA);
-  return result;
-}
 
 /// Half the distance between neighbours, over their size: what rounding once may change.
 inline double rounding(at::ScalarType dtype) {

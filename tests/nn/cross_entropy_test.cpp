@@ -9,11 +9,11 @@
 namespace sherd::testing {
 namespace {
 
-struct Case {
+struct CrossEntropyCase {
   int64_t rows, dim, vocab;
 };
-const std::vector<Case> kCases{{1, 8, 16}, {7, 16, 33},   {64, 24, 1000},
-                               {0, 8, 16}, {5, 8, 20011}, {40, 32, 4104}};
+const std::vector<CrossEntropyCase> kCrossEntropyCases{{1, 8, 16}, {7, 16, 33},   {64, 24, 1000},
+                                                       {0, 8, 16}, {5, 8, 20011}, {40, 32, 4104}};
 
 at::Tensor plain_losses(const at::Tensor& logits, const at::Tensor& targets) {
   return at::cross_entropy_loss(
@@ -33,7 +33,7 @@ class CrossEntropyTest : public OnDevice {
 
 TEST_P(CrossEntropyTest, LossesAndGradientsOfLogitsAreThoseOfPlainOperations) {
   for (const auto dtype : kDtypes) {
-    for (const auto& one : kCases) {
+    for (const auto& one : kCrossEntropyCases) {
       const auto math = dtype == at::kDouble ? at::kDouble : at::kFloat;
       const auto logits = random({one.rows, one.vocab}, dtype, 5);
       const auto chosen = targets(one.rows, one.vocab);
@@ -71,7 +71,7 @@ TEST_P(CrossEntropyTest, LogitsOfAnySizeDontOverflow) {
 
 TEST_P(CrossEntropyTest, WithTheHeadInEitherWayAndAnyChunk) {
   for (const auto dtype : kDtypes) {
-    for (const auto& one : kCases) {
+    for (const auto& one : kCrossEntropyCases) {
       for (const auto& how :
            {HeadOptions{HeadLogits::keep}, HeadOptions{HeadLogits::redo, 1},
             HeadOptions{HeadLogits::redo, 7}, HeadOptions{HeadLogits::redo, 4096}}) {

@@ -7,12 +7,12 @@
 namespace sherd::testing {
 namespace {
 
-struct Case {
+struct EmbeddingCase {
   int64_t tokens, vocab, dim;
 };
 /// Tokens that come once, often, or not at all.
-const std::vector<Case> kCases{{1, 1, 8},      {50, 3, 7},    {0, 5, 8},
-                               {40, 1000, 64}, {300, 20, 40}, {3, 4, 1536}};
+const std::vector<EmbeddingCase> kEmbeddingCases{{1, 1, 8},      {50, 3, 7},    {0, 5, 8},
+                                                 {40, 1000, 64}, {300, 20, 40}, {3, 4, 1536}};
 
 class EmbeddingTest : public OnDevice {
  protected:
@@ -23,7 +23,7 @@ class EmbeddingTest : public OnDevice {
 
 TEST_P(EmbeddingTest, RowsAndGradientAreThoseOfPlainOperations) {
   for (const auto dtype : kDtypes) {
-    for (const auto& one : kCases) {
+    for (const auto& one : kEmbeddingCases) {
       const auto weight = leaf({one.vocab, one.dim}, dtype);
       const auto weight64 = twin(weight);
       const auto chosen = tokens({one.tokens}, one.vocab);
@@ -40,7 +40,7 @@ TEST_P(EmbeddingTest, RowsAndGradientAreThoseOfPlainOperations) {
 TEST_P(EmbeddingTest, TheGradientIsWrittenOrAddedInTheTargetsDtype) {
   for (const auto dtype : kDtypes) {
     for (const auto target_dtype : kDtypes) {
-      for (const auto& one : kCases) {
+      for (const auto& one : kEmbeddingCases) {
         for (const bool add : {false, true}) {
           for (const int64_t offset : {0, 1}) {  // off an aligned address, too
             const auto buffer = random({offset + one.vocab * one.dim}, target_dtype);

@@ -8,11 +8,11 @@
 namespace sherd::testing {
 namespace {
 
-struct Case {
+struct FeedForwardCase {
   std::vector<int64_t> shape;  // of x, without its dim
   int64_t dim, width;
 };
-const std::vector<Case> kCases{
+const std::vector<FeedForwardCase> kFeedForwardCases{
     {{1}, 8, 16}, {{3, 5}, 16, 40}, {{0}, 8, 16}, {{2, 1, 7}, 7, 11}, {{33}, 64, 136}};
 
 at::Tensor plain_feed_forward(
@@ -27,7 +27,7 @@ struct Weights {
 
 class FeedForwardTest : public OnDevice {
  protected:
-  Weights weights(const Case& one, at::ScalarType dtype) const {
+  Weights weights(const FeedForwardCase& one, at::ScalarType dtype) const {
     auto shape = one.shape;
     shape.push_back(one.dim);
     const double scale = 1 / std::sqrt(static_cast<double>(one.dim));
@@ -39,7 +39,7 @@ class FeedForwardTest : public OnDevice {
 
 TEST_P(FeedForwardTest, OutputAndGradientsAreThoseOfPlainOperations) {
   for (const auto dtype : kDtypes) {
-    for (const auto& one : kCases) {
+    for (const auto& one : kFeedForwardCases) {
       for (const bool redo : {false, true}) {
         const auto [x, gate_up, down] = weights(one, dtype);
         const auto x64 = twin(x), gate_up64 = twin(gate_up), down64 = twin(down);

@@ -11,17 +11,17 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct Case {
+struct RopeCase {
   int64_t batch, positions, heads, kv_heads, head_dim;
 };
-const std::vector<Case> kCases{{1, 1, 1, 1, 8},  {2, 5, 4, 2, 64},   {1, 33, 8, 8, 128},
-                               {3, 4, 5, 1, 6},  {2, 3, 1, 1, 2},    {0, 4, 2, 1, 16},
-                               {2, 0, 2, 1, 16}, {1, 2, 32, 8, 128}, {1, 3, 2, 1, 600}};
+const std::vector<RopeCase> kRopeCases{{1, 1, 1, 1, 8},  {2, 5, 4, 2, 64},   {1, 33, 8, 8, 128},
+                                       {3, 4, 5, 1, 6},  {2, 3, 1, 1, 2},    {0, 4, 2, 1, 16},
+                                       {2, 0, 2, 1, 16}, {1, 2, 32, 8, 128}, {1, 3, 2, 1, 600}};
 
 class RopeTest : public OnDevice {
  protected:
   /// With a few positions more than are used.
-  Rope rope(const Case& one) const {
+  Rope rope(const RopeCase& one) const {
     const auto positions = at::arange(one.positions + 2, at::kDouble);
     const auto frequency = at::arange(one.head_dim / 2, at::kDouble).mul(-0.1).exp();
     const auto angle = at::outer(positions, frequency);
@@ -29,13 +29,13 @@ class RopeTest : public OnDevice {
         one.heads, one.kv_heads, angle.cos().to(at::kFloat).to(device()),
         angle.sin().to(at::kFloat).to(device())};
   }
-  static std::vector<int64_t> shape(const Case& one) {
+  static std::vector<int64_t> shape(const RopeCase& one) {
     return {one.batch, one.positions, (one.heads + 2 * one.kv_heads) * one.head_dim};
   }
 };
 
 /// Queries, keys and values side by side, the first two turned, as blocks/rotary.cpp does it.
-at::Tensor plain_rope(const at::Tensor& packed, const Rope& rope, const Case& one) {
+at::Tensor plain_rope(const at::Tensor& packed, const Rope& rope, const RopeCase& one) {
   const auto heads = packed.unflatten(-1, {-1, one.head_dim});
   const auto turning = heads.narrow(2, 0, one.heads + one.kv_heads);
   const auto table = [&](const at::Tensor& half) {
@@ -76,7 +76,7 @@ struct Source : torch::autograd::Function<Source> {
 
 TEST_P(RopeTest, TurnsQueriesAndKeysInPlaceAndTheirGradientsBack) {
   for (const auto dtype : kDtypes) {
-    for (const auto& one : kCases) {
+    for (const auto& one : kRopeCases) {
       const auto angles = rope(one);
       const auto x = leaf(shape(one), dtype);
       const auto x64 = twin(x);
@@ -95,7 +95,7 @@ TEST_P(RopeTest, TurnsQueriesAndKeysInPlaceAndTheirGradientsBack) {
 
 TEST_P(RopeTest, PartsAreViewsAndTheirGradientsOnePackedTensor) {
   for (const auto dtype : kDtypes) {
-    for (const auto& one : kCases) {
+    for (const auto& one : kRopeCases) {
       const auto angles = rope(one);
       const auto x = leaf(shape(one), dtype);
       const auto x64 = twin(x);
@@ -122,7 +122,7 @@ TEST_P(RopeTest, PartsAreViewsAndTheirGradientsOnePackedTensor) {
 }
 
 TEST_P(RopeTest, APartWithoutAGradientHasNone) {
-  const Case one{2, 5, 4, 2, 8};
+  const RopeCase one{2, 5, 4, 2, 8};
   const auto angles = rope(one);
   const auto x = leaf(shape(one), at::kFloat);
   const auto x64 = twin(x);
@@ -132,7 +132,7 @@ TEST_P(RopeTest, APartWithoutAGradientHasNone) {
 }
 
 TEST_P(RopeTest, AStridedViewIsTurnedWhereItIs) {
-  const Case one{2, 3, 2, 1, 16};
+  const RopeCase one{2, 3, 2, 1, 16};
   const auto angles = rope(one);
   for (const int64_t offset : {0, 16, 3}) {
     const auto whole = random({2, 6, 64 + 32}, at::kFloat);
@@ -158,7 +158,7 @@ TEST_P(RopeTest, AStridedViewIsTurnedWhereItIs) {
 }
 
 TEST_P(RopeTest, AGradientThatNobodyElseHoldsIsTurnedWhereItIs) {
-  const Case one{1, 4, 2, 1, 16};
+  const RopeCase one{1, 4, 2, 1, 16};
   const auto angles = rope(one);
   for (const auto& [keeps, spreads] : {std::pair(false, false), {true, false}, {false, true}}) {
     Source::keeps = keeps;
@@ -177,7 +177,7 @@ TEST_P(RopeTest, AGradientThatNobodyElseHoldsIsTurnedWhereItIs) {
 }
 
 TEST_P(RopeTest, WhoNeedsTheOldValuesIsToldSo) {
-  const Case one{1, 4, 2, 1, 16};
+  const RopeCase one{1, 4, 2, 1, 16};
   for (const bool split : {false, true}) {
     const auto x = leaf(shape(one), at::kFloat);
     const auto packed = x * 2;
@@ -194,7 +194,7 @@ TEST_P(RopeTest, WhoNeedsTheOldValuesIsToldSo) {
 }
 
 TEST_P(RopeTest, WrongShapesAreErrors) {
-  const Case one{1, 4, 2, 1, 16};
+  const RopeCase one{1, 4, 2, 1, 16};
   auto angles = rope(one);
   EXPECT_THROW(rope_(random({1, 4, 65}, at::kFloat), angles), c10::Error);
   EXPECT_THROW(rope_(random({1, 7, 64}, at::kFloat), angles), c10::Error) << "six are known";

@@ -19,7 +19,7 @@ namespace sherd::testing {
 namespace {
 
 constexpr int64_t kVocab = 40, kDim = 16, kWidth = 24, kTokens = 30;
-constexpr double kEpsilon = 1e-5;
+constexpr double kShardedEpsilon = 1e-5;
 
 struct BlockImpl : torch::nn::Module {
   BlockImpl() {
@@ -28,7 +28,7 @@ struct BlockImpl : torch::nn::Module {
     down = register_parameter("down", at::randn({kDim, kWidth}) * 0.3);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual) {
-    const auto [sum, y] = add_rms_norm(x, residual, norm, kEpsilon);
+    const auto [sum, y] = add_rms_norm(x, residual, norm, kShardedEpsilon);
     return sum + feed_forward(y, gate_up, down, redo);
   }
   bool redo = false;
@@ -49,7 +49,7 @@ struct TiedImpl : torch::nn::Module {
     auto x = sherd::embedding(weight, tokens);
     x = first(x, x * 0.5);
     x = second(x, x * 0.5);
-    return linear_cross_entropy(rms_norm(x, norm, kEpsilon), weight, targets, head);
+    return linear_cross_entropy(rms_norm(x, norm, kShardedEpsilon), weight, targets, head);
   }
   HeadOptions head;
   at::Tensor weight, norm;

@@ -7,8 +7,8 @@
 namespace sherd::testing {
 namespace {
 
-const std::vector<std::pair<int64_t, int64_t>> kShapes{{1, 8},  {3, 7},    {0, 16},   {5, 1},
-                                                       {2, 64}, {17, 688}, {3, 2056}, {9, 4100}};
+const std::vector<std::pair<int64_t, int64_t>> kSwigluShapes{
+    {1, 8}, {3, 7}, {0, 16}, {5, 1}, {2, 64}, {17, 688}, {3, 2056}, {9, 4100}};
 
 at::Tensor plain_swiglu(const at::Tensor& gate_up) {
   const auto halves = gate_up.chunk(2, -1);
@@ -19,7 +19,7 @@ class SwigluTest : public OnDevice {};
 
 TEST_P(SwigluTest, ActivationAndGradientAreThoseOfPlainOperations) {
   for (const auto dtype : kDtypes) {
-    for (const auto& [rows, width] : kShapes) {
+    for (const auto& [rows, width] : kSwigluShapes) {
       const auto x = leaf({rows, 2 * width}, dtype, 3);
       const auto x64 = twin(x);
       const auto y = swiglu(x);
@@ -35,7 +35,7 @@ TEST_P(SwigluTest, ActivationAndGradientAreThoseOfPlainOperations) {
 
 TEST_P(SwigluTest, TheBackwardGivesTheActivationAgainAndMayWriteOverItsInputs) {
   for (const auto dtype : kDtypes) {
-    for (const auto& [rows, width] : kShapes) {
+    for (const auto& [rows, width] : kSwigluShapes) {
       const auto gate_up = random({rows, 2 * width}, dtype, 3);
       const auto gradient = random({rows, width}, dtype);
       const auto activation = at::empty_like(gradient), wanted = at::empty_like(gate_up);

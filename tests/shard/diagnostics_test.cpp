@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kMicroBatches = 3;
+constexpr int64_t kWatchedMicroBatches = 3;
 
 /// Spoils one element of one gradient of one rank, once.
 class Plant {
@@ -48,12 +48,12 @@ struct Watched {
     model = Chain(4);
     to_device(*model);
     Twin::shard_in_order(model, options_for(way));
-    micro_batches(model, kMicroBatches);
+    micro_batches(model, kWatchedMicroBatches);
     if (switched) watch(model, {.before_reduction = true});
   }
   /// The backwards of a step; `plant` is armed in one of them.
   void backwards(int64_t step, Plant* plant = nullptr, int64_t when = 0) {
-    for (int64_t i = 1; i <= kMicroBatches; ++i) {
+    for (int64_t i = 1; i <= kWatchedMicroBatches; ++i) {
       if (plant) plant->armed = i == when;
       train_once(model, test_world().rank(), step, i);
     }
@@ -91,7 +91,7 @@ TEST_P(DiagnosticsTest, OneSpoiltElementOfOneRankIsFoundWithItsParameterAndMicro
     Plant plant(watched.model->links[2]->second->weight, culprit);
     int64_t steps = 0;
     for (const double value : {kNaN, kInfinity}) {
-      for (int64_t when = 1; when <= kMicroBatches; ++when) {
+      for (int64_t when = 1; when <= kWatchedMicroBatches; ++when) {
         SCOPED_TRACE(c10::str("switch ", switched, ", ", value, " in micro-batch ", when));
         watched.backwards(steps);
         EXPECT_TRUE(findings(watched.model).empty());
@@ -106,7 +106,7 @@ TEST_P(DiagnosticsTest, OneSpoiltElementOfOneRankIsFoundWithItsParameterAndMicro
         EXPECT_EQ(found[0].step, steps);
         EXPECT_EQ(found[0].micro_batch, when);
         // Gradients that wait to be reduced are still this rank's own.
-        if (switched || (!shards_gradients() && when < kMicroBatches)) {
+        if (switched || (!shards_gradients() && when < kWatchedMicroBatches)) {
           EXPECT_EQ(found[0].rank, culprit);
         } else {
           EXPECT_FALSE(found[0].rank.has_value());
@@ -154,7 +154,7 @@ TEST_P(DiagnosticsTest, WithAnyOptimizerALaterPassTellsIt) {
   Plant plant(watched.model->links[0]->first->bias, 0);
   int64_t step = 0;
   const auto error = error_of([&] {
-    watched.backwards(step, step == 0 ? &plant : nullptr, kMicroBatches);
+    watched.backwards(step, step == 0 ? &plant : nullptr, kWatchedMicroBatches);
     ++step;
     sherd::step(*watched.model, *optimizer);
   });
@@ -180,7 +180,7 @@ TEST_P(DiagnosticsTest, AGradientFarAboveItsMeanIsExploding) {
     EXPECT_EQ(one.fault, Fault::exploding);
     EXPECT_EQ(one.step, 13);
     // Where gradients wait to be reduced nothing is known of this rank's own alone.
-    EXPECT_EQ(one.micro_batch, shards_gradients() ? 2 : kMicroBatches);
+    EXPECT_EQ(one.micro_batch, shards_gradients() ? 2 : kWatchedMicroBatches);
   }
 }
 
@@ -192,8 +192,8 @@ TEST_P(DiagnosticsTest, WhatIsNotFiniteCountsForMoreThanWhatExplodes) {
     watched.backwards(step);
     sherd::step(*watched.model, *optimizer);
   }
-  for (int64_t i = 1; i <= kMicroBatches; ++i) {
-    plant.armed = i < kMicroBatches;
+  for (int64_t i = 1; i <= kWatchedMicroBatches; ++i) {
+    plant.armed = i < kWatchedMicroBatches;
     plant.factor = i == 1 ? 1e9 : 1;
     train_once(watched.model, test_world().rank(), 12, i);
   }

@@ -28,12 +28,7 @@ int64_t parameter_bytes(const torch::nn::Module& module) {
   return bytes;
 }
 
-/// Without states, so that what an update leaves behind is Sherd's alone.
-torch::optim::SGD plain_sgd(const torch::nn::Module& model) {
-  return torch::optim::SGD(parameters(model), torch::optim::SGDOptions(0.01));
-}
-
-struct Setting {
+struct MemorySetting {
   std::string name;
   Precision precision{};
   c10::ScalarType model = torch::kFloat;
@@ -41,12 +36,12 @@ struct Setting {
   bool keep_gathered = false;
 };
 
-const std::vector<Setting>& settings() {
+const std::vector<MemorySetting>& settings() {
   static const Precision wide{
       .main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kFloat};
   static const Precision narrow_wire{
       .main = torch::kFloat, .gradient = torch::kFloat, .reduce = torch::kBFloat16};
-  static const std::vector<Setting> all{
+  static const std::vector<MemorySetting> all{
       {.name = "fp32"},
       {.name = "a frozen block", .frozen_block = true},
       {.name = "kept gathered", .keep_gathered = true},
@@ -55,7 +50,7 @@ const std::vector<Setting>& settings() {
   return all;
 }
 
-Stack make_stack(const Way& way, Recompute recompute, const Setting& setting) {
+Stack make_stack(const Way& way, Recompute recompute, const MemorySetting& setting) {
   Stack model(recompute, /*count=*/3);
   model->to(setting.model);
   if (setting.frozen_block) {
@@ -89,7 +84,7 @@ class MemoryTest : public ::testing::TestWithParam<int64_t> {
 };
 
 TEST_P(MemoryTest, HoldsWhatItPlansBeforeAndAfterSteps) {
-  for_every_way([](const Way& way, Recompute recompute, const Setting& setting) {
+  for_every_way([](const Way& way, Recompute recompute, const MemorySetting& setting) {
     auto model = make_stack(way, recompute, setting);
     auto optimizer = plain_sgd(*model);
     EXPECT_EQ(allocated_bytes(model), program(model).bytes().peak());
@@ -104,7 +99,7 @@ TEST_P(MemoryTest, HoldsWhatItPlansBeforeAndAfterSteps) {
 }
 
 TEST_P(MemoryTest, TheAllocatorSeesThePlannedBytesAndTheControlRecordsAndNothingElse) {
-  for_every_way([](const Way& way, Recompute recompute, const Setting& setting) {
+  for_every_way([](const Way& way, Recompute recompute, const MemorySetting& setting) {
     const auto x = random_input(0, 0, 0, {4, 7}).to(setting.model);
     const auto target = random_input(0, 1, 0, {4, 3}).to(setting.model);
     const int64_t before = cpu_memory().live;

@@ -47,6 +47,11 @@ inline const std::vector<std::pair<std::string, StackImpl::Recompute>>& all_reco
   return all;
 }
 
+/// An optimizer without states, so that all memory that an update leaves behind is Sherd's.
+inline torch::optim::SGD plain_sgd(const torch::nn::Module& model) {
+  return torch::optim::SGD(parameters(model), torch::optim::SGDOptions(0.01));
+}
+
 template <class Holder>
 void shard_stack(Holder& model, const ShardOptions& options) {
   for (auto& block : model->blocks) fully_shard(block, options);

@@ -15,11 +15,6 @@ class StepMemoryTest : public ::testing::TestWithParam<int64_t> {
   }
 };
 
-/// Without states.
-torch::optim::SGD plain_sgd(const torch::nn::Module& model) {
-  return torch::optim::SGD(parameters(model), torch::optim::SGDOptions(0.01));
-}
-
 struct Usage {
   int64_t peak = 0;  ///< beyond what was live at the beginning
   int64_t left = 0;

@@ -25,7 +25,7 @@ struct Way {
   std::string recompute = "none";
 };
 
-Configuration configuration_of(const Way& way) {
+Configuration graphed_configuration(const Way& way) {
   Configuration all;
   all.model.kind = way.kind;
   all.model.dim = 64;
@@ -47,7 +47,7 @@ Configuration configuration_of(const Way& way) {
 
 /// The losses of some steps, whose rate changes, and the weights' norm after them.
 std::vector<double> losses(const Way& way, int64_t steps) {
-  const auto configuration = configuration_of(way);
+  const auto configuration = graphed_configuration(way);
   const auto& world = test_world();
   const auto model = model_of(configuration, mesh_of(configuration.shard, world));
   AdamW optimizer(*model, optimizer_of(configuration, *model));
@@ -130,7 +130,7 @@ TEST_F(GraphTest, TwoAxesCanBeCaptured) {
 }
 
 TEST_F(GraphTest, WhatCannotBeCapturedIsRefusedWithTheReason) {
-  auto configuration = configuration_of({});
+  auto configuration = graphed_configuration({});
   configuration.memory.kind = "eager";
   const auto model = model_of(configuration, mesh_of(configuration.shard, test_world()));
   try {

@@ -6,9 +6,10 @@
 namespace sherd {
 namespace {
 
-constexpr int kDeepest = 32;       // a tokenizer.json has about 7
-constexpr size_t kMost = 1 << 24;  // values, keys, begins and ends; one has at most some millions
-constexpr size_t kShown = 80;      // bytes of a value in a message
+constexpr int kDeepestNesting = 32;  // a tokenizer.json has about 7
+constexpr size_t kMostValues =
+    1 << 24;                   // values, keys, begins and ends; one has at most some millions
+constexpr size_t kShown = 80;  // bytes of a value in a message
 
 /// Ends reading: what is read could need many times the file's memory.
 struct TooMuch {
@@ -95,8 +96,8 @@ JsonValue::Json parse_json(const std::string& path, std::string_view text) {
   using Json = JsonValue::Json;
   size_t count = 0;
   const auto callback = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kDeepest) throw TooMuch{"more lists and objects in each other"};
-    if (++count > kMost) throw TooMuch{"more values"};
+    if (depth > kDeepestNesting) throw TooMuch{"more lists and objects in each other"};
+    if (++count > kMostValues) throw TooMuch{"more values"};
     return true;
   };
   try {

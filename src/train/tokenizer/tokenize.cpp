@@ -6,6 +6,7 @@
 
 #include "sherd/checkpoint/mapped_file.h"
 #include "train/nearest_word.h"
+#include "train/same_file.h"
 #include "train/tokenizer/token_writer.h"
 #include "train/tokenizer/tokenizer.h"
 
@@ -16,13 +17,6 @@ constexpr int64_t kMostOf16 = int64_t{1} << 16;
 
 std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.data()), file.size()};
-}
-
-bool same_file(const std::string& one, const std::string& other) {
-  struct stat a {
-  }, b{};
-  return stat(one.c_str(), &a) == 0 && stat(other.c_str(), &b) == 0 && a.st_dev == b.st_dev &&
-         a.st_ino == b.st_ino;
 }
 
 /// That `out` may be written, before hours have gone into what goes there.
