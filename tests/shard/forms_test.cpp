@@ -7,6 +7,7 @@
 
 #include "shard/twin.h"
 #include "sherd/nn/linear.h"
+#include "sherd/shard/diagnostics.h"
 
 namespace sherd::testing {
 namespace {
@@ -216,18 +217,77 @@ TEST(FormsTest, AParameterOfTwoUnitsBelongsToTheUnitAroundBoth) {
   expect_weights(full_parameters(model), *reference, 1e-5);
 }
 
+// ---- the wrapper --------------------------------------------------------------------------------
+
+std::vector<std::string> unit_names(const torch::nn::Module& model) {
+  std::vector<std::string> names;
+  for (const auto& unit : program(model).units()) names.push_back(unit.name);
+  return names;
+}
+
+/// Trains the wrapped model and a plain one and compares outputs, gradients and weights.
+template <class Holder>
+void expect_wrapped_trains_like(
+    FullyShardedDataParallel<Holder>& model,
+    Holder& reference,
+    const std::function<at::Tensor(int64_t rank, int64_t step)>& input) {
+  const auto& world = test_world();
+  torch::optim::SGD optimizer(parameters(model.module()), torch::optim::SGDOptions(0.1));
+  torch::optim::SGD other(reference->parameters(), torch::optim::SGDOptions(0.1));
+  for (int64_t step = 0; step < 3; ++step) {
+    for (auto& parameter : reference->parameters()) {
+      parameter.mutable_grad() = torch::zeros_like(parameter);
+    }
+    for (int64_t rank = 0; rank < world.size(); ++rank) {
+      (reference(input(rank, step)) / world.size()).backward();
+    }
+    const double expected = reference(input(world.rank(), step)).template item<double>();
+    const auto loss = model(input(world.rank(), step));
+    expect_loss(loss.template item<double>(), expected);
+    loss.backward();
+    const auto gradients = reference->named_parameters();
+    const auto found = norms(model.module());
+    EXPECT_EQ(found.size(), gradients.size());
+    for (const auto& one : found) {
+      const double norm = gradients[one.parameter].grad().norm().template item<double>();
+      EXPECT_NEAR(one.gradient, norm, 1e-5 * norm) << one.parameter << ", step " << step;
+    }
+    sherd::step(model.module(), optimizer);
+    other.step();
+    // Without momentum an update is the gradient itself, element by element.
+    expect_weights(full_parameters(model.module()), *reference, 1e-6);
+  }
+}
+
 TEST(FormsTest, TheWrapperShardsEveryModuleOfTheGivenTypes) {
   torch::manual_seed(3);
   Chain plain(3);
+  torch::manual_seed(3);
+  Chain reference(3);
   to_device(*plain);
+  to_device(*reference);
   FullyShardedDataParallel model(plain, UnitTypes<Link>{}, {.mesh = mesh_for({})});
-  const auto& units = program(model.module()).units();
-  ASSERT_EQ(units.size(), 4u);
-  EXPECT_EQ(units[0].name, "link0");
-  EXPECT_EQ(units[2].name, "link2");
-  EXPECT_EQ(units[3].name, "Chain");
-  model(chain_input(0, 0)).backward();
-  publish(model.module());
+  EXPECT_EQ(
+      unit_names(*model.module()), (std::vector<std::string>{"link0", "link1", "link2", "Chain"}));
+  EXPECT_EQ(model->links.size(), 3u);
+  expect_wrapped_trains_like(
+      model, reference, [](int64_t rank, int64_t step) { return chain_input(rank, step); });
+}
+
+TEST(FormsTest, TheWrapperShardsInnerModulesBeforeTheModulesAroundThem) {
+  auto [plain, reference] = two_alike<Nested>();
+  FullyShardedDataParallel model(
+      plain, UnitTypes<Outer, Link>{},
+      {.mesh = mesh_for({}), .placement = Placement(Strategy::optim_grads)});
+  EXPECT_EQ(
+      unit_names(*model.module()),
+      (std::vector<std::string>{
+          "first.a", "first.b", "first", "second.a", "second.b", "second", "Nested"}));
+  for (const auto& unit : program(model.module()).units()) {
+    if (unit.groups.empty()) continue;
+    EXPECT_EQ(unit.groups[0].placement.to_text(), Placement(Strategy::optim_grads).to_text());
+  }
+  expect_wrapped_trains_like(model, reference, six);
 }
 
 struct BareImpl : torch::nn::Module {

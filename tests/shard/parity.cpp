@@ -3,6 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <deque>
 
 namespace sherd::testing {
@@ -78,13 +79,21 @@ at::Tensor random_input(int64_t step, int64_t micro_batch, int64_t rank, at::Int
 
 void expect_weights(
     const NamedTensors& sharded, const torch::nn::Module& reference, double tolerance) {
-  const auto expected = reference.named_parameters();
+  NamedTensors expected;
+  for (const auto& item : reference.named_parameters()) {
+    expected.emplace_back(item.key(), item.value().detach());
+  }
+  expect_weights(sharded, expected, tolerance);
+}
+
+void expect_weights(const NamedTensors& sharded, const NamedTensors& reference, double tolerance) {
   EXPECT_FALSE(sharded.empty());
   for (const auto& [name, value] : sharded) {
-    const auto* other = expected.find(name);
-    ASSERT_NE(other, nullptr) << name;
+    const auto other = std::find_if(
+        reference.begin(), reference.end(), [&](const auto& item) { return item.first == name; });
+    ASSERT_NE(other, reference.end()) << name;
     const auto a = value.to(torch::kDouble).cpu();
-    const auto b = other->detach().to(torch::kDouble).cpu();
+    const auto b = other->second.to(torch::kDouble).cpu();
     ASSERT_EQ(a.sizes(), b.sizes()) << name;
     const double difference = (a - b).norm().item<double>();
     EXPECT_LE(difference, tolerance * b.norm().item<double>()) << name;

@@ -39,6 +39,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 /// Asserts that the sharded model's weights are the reference's: norm of difference over norm.
 void expect_weights(
     const NamedTensors& sharded, const torch::nn::Module& reference, double tolerance);
+void expect_weights(const NamedTensors& sharded, const NamedTensors& reference, double tolerance);
 
 inline void expect_loss(double sharded, double reference) {
   EXPECT_NEAR(sharded, reference, 5e-6 * std::abs(reference));

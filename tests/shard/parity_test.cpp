@@ -2,68 +2,54 @@
 // The sharded model against the same model, unsharded, trained on the data of all ranks.
 #include "shard/parity.h"
 
+#include <map>
+
+#include "shard/combinations.h"
+#include "shard/granules.h"
+
 namespace sherd::testing {
 namespace {
 
 constexpr int64_t kSteps = 10;
 
-struct Setting {
+/// Torture with experts, over one data-parallel axis or with an outer one.
+enum class Kind { perceptron, transformer, torture, torture_outer };
+const std::vector<std::string> kKinds{"Perceptron", "Transformer", "Torture", "TortureOuter"};
+
+struct Case {
+  Kind kind{};
   Way way;
   int64_t micro_batches = 1;
   bool recompute = false;
   Optimizer optimizer = Optimizer::sgd;
+  GranuleCase granules;
+
+  std::string name() const {
+    return c10::str(
+        kKinds[static_cast<size_t>(kind)], "_", way.name, "_", micro_batches, "_",
+        recompute ? "recompute_" : "", optimizer == Optimizer::sgd ? "SGD" : "AdamW", "_",
+        granules.name);
+  }
 };
+
+/// Kinds, ways, micro-batches, recompute, optimizers, granules.
+Factors factors() {
+  return {kKinds.size(), all_ways().size(), 2, 2, 2, all_granules().size()};
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> result;
+  for (const auto& levels : combinations(factors())) {
+    result.push_back(
+        {static_cast<Kind>(levels[0]), all_ways()[levels[1]], levels[2] == 0 ? 1 : 3,
+         levels[3] == 1, levels[4] == 0 ? Optimizer::sgd : Optimizer::adamw,
+         all_granules()[levels[5]]});
+  }
+  return result;
+}
 
 double tolerance(Optimizer optimizer) {
   return optimizer == Optimizer::sgd ? 1e-5 : 2e-3;
-}
-
-/// Trains both and compares every loss and the final weights. `prepare` is called before a forward
-/// of the reference, with the rank whose data it gets.
-template <class Holder>
-void compare(
-    Holder model,
-    Holder reference,
-    const Setting& setting,
-    const std::function<Batch(int64_t step, int64_t micro_batch, int64_t rank)>& data,
-    const std::function<void(int64_t rank)>& prepare = [](int64_t) {}) {
-  const auto& world = test_world();
-  micro_batches(model, setting.micro_batches);
-  auto optimizer = make_optimizer(setting.optimizer, parameters(model));
-  std::vector<at::Tensor> trained;
-  for (const auto& parameter : reference->parameters()) {
-    const bool seen = std::any_of(trained.begin(), trained.end(), [&](const at::Tensor& other) {
-      return other.is_same(parameter);
-    });
-    if (parameter.requires_grad() && !seen) trained.push_back(parameter);
-  }
-  auto reference_optimizer = make_optimizer(setting.optimizer, trained);
-  for (int64_t step = 0; step < kSteps; ++step) {
-    // A parameter that no rank used still has a gradient, of zero.
-    for (auto& parameter : trained) parameter.mutable_grad() = torch::zeros_like(parameter);
-    for (int64_t micro_batch = 0; micro_batch < setting.micro_batches; ++micro_batch) {
-      double expected = 0;
-      for (int64_t rank = 0; rank < world.size(); ++rank) {
-        const auto batch = data(step, micro_batch, rank);
-        prepare(rank);
-        auto loss = reference(batch.input, batch.target);
-        if (rank == world.rank()) expected = loss.template item<double>();
-        (loss / world.size()).backward();
-      }
-      const auto batch = data(step, micro_batch, world.rank());
-      auto loss = model(batch.input, batch.target);
-      expect_loss(loss.template item<double>(), expected);
-      loss.backward();
-    }
-    sherd::step(model, *optimizer);
-    reference_optimizer->step();
-  }
-}
-
-template <class Holder>
-void shard_blocks(Holder& model, const ShardOptions& options) {
-  for (auto& block : model->blocks) fully_shard(block, options);
-  fully_shard(model, options);
 }
 
 Batch perceptron_batch(int64_t step, int64_t micro_batch, int64_t rank) {
@@ -79,99 +65,235 @@ Batch transformer_batch(int64_t step, int64_t micro_batch, int64_t rank) {
   return {tokens.narrow(1, 0, 6), tokens.narrow(1, 1, 6)};
 }
 
-class ParityTest : public ::testing::TestWithParam<Way> {
- protected:
-  template <class Run>
-  void for_settings(Run run) {
-    for (const int64_t micro_batches : {1, 3}) {
-      for (const bool recompute : {false, true}) {
-        for (const auto optimizer : {Optimizer::sgd, Optimizer::adamw}) {
-          SCOPED_TRACE(c10::str(
-              GetParam().name, ", ", micro_batches, " micro-batches, recompute ", recompute,
-              optimizer == Optimizer::sgd ? ", SGD" : ", AdamW"));
-          run(Setting{GetParam(), micro_batches, recompute, optimizer});
-          if (HasFatalFailure()) return;
-        }
-      }
-    }
+Batch batch_of(Kind kind, int64_t step, int64_t micro_batch, int64_t rank) {
+  return kind == Kind::transformer ? transformer_batch(step, micro_batch, rank)
+                                   : perceptron_batch(step, micro_batch, rank);
+}
+
+/// Each rank has its own expert wherever the number of ranks is even and leaves enough of them for
+/// the other axes: ranks r and r + 1 have different ones.
+Mesh expert_mesh(Kind kind) {
+  const int64_t size = test_world().size();
+  if (kind == Kind::torture) {
+    const int64_t experts = size % 2 == 0 ? 2 : 1;
+    return shared_mesh({{"dp", size / experts}, {"ep", experts}});
   }
+  const int64_t experts = size % 4 == 0 ? 2 : 1;
+  const int64_t inner = size % 8 == 0 ? 2 : 1;
+  return shared_mesh({{"dp_outer", size / experts / inner}, {"dp", inner}, {"ep", experts}});
+}
+
+Placement expert_placement(const Case& one) {
+  using enum Strategy;
+  if (one.kind == Kind::torture_outer && one.way.two_axes) return one.way.placement;
+  const bool gathered = one.way.placement.spreads(Role::parameter).inner == Spread::shard;
+  const auto inner = gathered ? optim_grads_params : optim_grads;
+  if (one.kind == Kind::torture) return Placement(inner);
+  return Placement(inner, gathered ? optim : no_shard);
+}
+
+/// The name of this rank's expert among those of all ranks.
+std::string with_expert(std::string name, int64_t expert) {
+  if (const auto at = name.find("expert0"); at != std::string::npos) {
+    name.replace(at, 7, "expert" + std::to_string(expert));
+  }
+  return name;
+}
+
+// ---- the reference ------------------------------------------------------------------------------
+
+/// What training unsharded gives.
+struct Reference {
+  at::Tensor losses;  ///< by step, micro-batch and rank
+  at::Tensor norms;   ///< of the gradient, by step
+  NamedTensors weights;
 };
 
-TEST_P(ParityTest, PerceptronTrainsLikeUnsharded) {
-  for_settings([](const Setting& setting) {
-    torch::manual_seed(6);
-    Perceptron reference{ModelOptions{}};
-    torch::manual_seed(6);
-    Perceptron model(ModelOptions{setting.recompute});
-    to_device(*model);
-    to_device(*reference);
-    shard_blocks(model, {.mesh = mesh_for(setting.way), .placement = setting.way.placement});
-    compare(model, reference, setting, perceptron_batch);
-    expect_weights(full_parameters(model), *reference, tolerance(setting.optimizer));
-  });
-}
+struct ReferenceKey {
+  Kind kind{};
+  int64_t micro_batches = 1;
+  Optimizer optimizer = Optimizer::sgd;
+  friend auto operator<=>(const ReferenceKey&, const ReferenceKey&) = default;
+};
 
-TEST_P(ParityTest, TransformerWithTiedEmbeddingsTrainsLikeUnsharded) {
-  for_settings([](const Setting& setting) {
-    torch::manual_seed(6);
-    Transformer reference{ModelOptions{}};
-    torch::manual_seed(6);
-    Transformer model(ModelOptions{setting.recompute});
-    to_device(*model);
-    to_device(*reference);
-    shard_blocks(model, {.mesh = mesh_for(setting.way), .placement = setting.way.placement});
-    compare(model, reference, setting, transformer_batch);
-    expect_weights(full_parameters(model), *reference, tolerance(setting.optimizer));
-  });
-}
-
-/// Every other mesh has an axis of experts, and each rank its own expert.
-TEST_P(ParityTest, TortureTrainsLikeUnsharded) {
-  for_settings([](const Setting& setting) {
-    const auto& world = test_world();
-    const int64_t experts = world.size() % 2 == 0 ? 2 : 1;
-    // Ranks r and r + 1 have different experts.
-    const auto expert_mesh = shared_mesh({{"dp", world.size() / experts}, {"ep", experts}});
-    const int64_t mine = expert_mesh.coordinate("ep");
-    torch::manual_seed(7);
-    Torture reference(ModelOptions{setting.recompute}, experts);
-    torch::manual_seed(7);
-    Torture model(ModelOptions{setting.recompute}, 1);
-    {
-      const torch::NoGradGuard no_grad;
-      const auto values = reference->named_parameters();
-      for (auto& item : model->named_parameters()) {
-        auto name = item.key();
-        if (const auto at = name.find("expert0"); at != std::string::npos) {
-          name.replace(at, 7, "expert" + std::to_string(mine));
-        }
-        item.value().copy_(values[name]);
+/// `prepare` is called before a forward, with the rank whose data it gets.
+template <class Holder>
+void train(
+    Holder& model,
+    const ReferenceKey& key,
+    Reference& result,
+    const std::function<void(int64_t rank)>& prepare) {
+  const int64_t ranks = test_world().size();
+  std::vector<at::Tensor> trained;
+  for (const auto& [name, parameter] : parameters_without_copies(*model)) {
+    if (parameter.requires_grad()) trained.push_back(parameter);
+  }
+  auto optimizer = make_optimizer(key.optimizer, trained);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    // A parameter that no rank used still has a gradient, of zero.
+    for (auto& parameter : trained) parameter.mutable_grad() = torch::zeros_like(parameter);
+    for (int64_t micro_batch = 0; micro_batch < key.micro_batches; ++micro_batch) {
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const auto batch = batch_of(key.kind, step, micro_batch, rank);
+        prepare(rank);
+        auto loss = model(batch.input, batch.target);
+        result.losses[step][micro_batch][rank].copy_(loss.detach());
+        (loss / ranks).backward();
       }
     }
-    to_device(*model);
-    to_device(*reference);
-    ShardOptions options{.mesh = mesh_for(setting.way), .placement = setting.way.placement};
-    const auto inner = setting.way.placement.spreads(Role::parameter).inner == Spread::shard
-                           ? Strategy::optim_grads_params
-                           : Strategy::optim_grads;
-    options.rules = {{.match = "*expert*", .mesh = expert_mesh, .placement = Placement(inner)}};
-    shard_blocks(model, options);
-    compare(model, reference, setting, perceptron_batch, [&](int64_t rank) {
-      reference->use_expert(rank % experts);
-    });
-    auto weights = full_parameters(model);
-    for (auto& [name, value] : weights) {
-      if (const auto at = name.find("expert0"); at != std::string::npos) {
-        name.replace(at, 7, "expert" + std::to_string(mine));
-      }
+    auto squares = torch::zeros({}, torch::kDouble);
+    for (const auto& parameter : trained) {
+      squares += parameter.grad().to(torch::kDouble).square().sum().cpu();
     }
-    expect_weights(weights, *reference, tolerance(setting.optimizer));
-  });
+    result.norms[step].copy_(squares.sqrt());
+    optimizer->step();
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, ParityTest, ::testing::ValuesIn(all_ways()), [](const auto& way) {
-  return way.param.name;
+/// One rank trains it, and all get it: collective.
+template <class Holder>
+Reference make_reference(
+    Holder model,
+    const ReferenceKey& key,
+    int64_t trainer,
+    const std::function<void(int64_t rank)>& prepare = [](int64_t) {}) {
+  const auto& world = test_world();
+  to_device(*model);
+  const auto numbers = torch::TensorOptions(torch::kDouble).device(world.device());
+  Reference result{
+      torch::zeros({kSteps, key.micro_batches, world.size()}, numbers),
+      torch::zeros({kSteps}, numbers),
+      {}};
+  if (world.rank() == trainer) train(model, key, result, prepare);
+  const auto share = [&](const at::Tensor& tensor) {
+    if (tensor.numel() > 0) world.communicator().broadcast(tensor, trainer).wait();
+  };
+  share(result.losses);
+  share(result.norms);
+  for (const auto& item : model->named_parameters()) {
+    result.weights.emplace_back(item.key(), item.value().detach());
+    share(result.weights.back().second);
+  }
+  result.losses = result.losses.cpu();
+  result.norms = result.norms.cpu();
+  return result;
+}
+
+Perceptron make_perceptron(bool recompute = false) {
+  torch::manual_seed(6);
+  return Perceptron(ModelOptions{recompute});
+}
+Transformer make_transformer(bool recompute = false) {
+  torch::manual_seed(6);
+  return Transformer(ModelOptions{recompute});
+}
+Torture make_torture(bool recompute, int64_t experts) {
+  torch::manual_seed(7);
+  return Torture(ModelOptions{recompute}, experts);
+}
+
+Reference make_reference(const ReferenceKey& key, int64_t trainer) {
+  switch (key.kind) {
+    case Kind::perceptron: return make_reference(make_perceptron(), key, trainer);
+    case Kind::transformer: return make_reference(make_transformer(), key, trainer);
+    default: break;
+  }
+  const int64_t experts = expert_mesh(key.kind).size("ep");
+  auto model = make_torture(false, experts);
+  return make_reference(
+      model, key, trainer, [&](int64_t rank) { model->use_expert(rank % experts); });
+}
+
+/// Neither placement nor granule nor recompute changes it, so it is made once. Collective when it
+/// is first asked for; ranks take turns in making them.
+const Reference& reference_of(const Case& one) {
+  static std::map<ReferenceKey, Reference> all;
+  const ReferenceKey key{one.kind, one.micro_batches, one.optimizer};
+  auto found = all.find(key);
+  if (found == all.end()) {
+    found = all.emplace(key, make_reference(key, std::ssize(all) % test_world().size())).first;
+  }
+  return found->second;
+}
+
+// ---- the sharded model --------------------------------------------------------------------------
+
+/// Trains the model and compares every loss and norm, the final weights, and what each rank has.
+template <class Holder>
+void expect_parity(Holder model, const Case& one, ShardOptions options, int64_t expert = 0) {
+  const auto& reference = reference_of(one);
+  const auto& world = test_world();
+  to_device(*model);
+  add_granules(options, one.granules);
+  for (auto& block : model->blocks) fully_shard(block, options);
+  fully_shard(model, options);
+  micro_batches(model, one.micro_batches);
+  auto optimizer = make_optimizer(one.optimizer, parameters(model));
+  for (int64_t step = 0; step < kSteps; ++step) {
+    for (int64_t micro_batch = 0; micro_batch < one.micro_batches; ++micro_batch) {
+      const auto batch = batch_of(one.kind, step, micro_batch, world.rank());
+      auto loss = model(batch.input, batch.target);
+      expect_loss(
+          loss.template item<double>(),
+          reference.losses[step][micro_batch][world.rank()].template item<double>());
+      loss.backward();
+    }
+    if (step == 0 || step + 1 == kSteps) {
+      const double norm = reference.norms[step].template item<double>();
+      EXPECT_NEAR(gradient_norm(model), norm, tolerance(one.optimizer) * norm) << step;
+    }
+    sherd::step(model, *optimizer);
+  }
+  const auto weights = full_parameters(model);
+  expect_granules(named_parameters(model), weights, one.granules);
+  NamedTensors renamed;
+  for (const auto& [name, value] : weights) renamed.emplace_back(with_expert(name, expert), value);
+  expect_weights(renamed, reference.weights, tolerance(one.optimizer));
+}
+
+/// With the values of this rank's expert.
+Torture make_with_expert(bool recompute, int64_t experts, int64_t mine) {
+  const auto all = make_torture(recompute, experts);
+  auto model = make_torture(recompute, 1);
+  const torch::NoGradGuard no_grad;
+  const auto values = all->named_parameters();
+  for (auto& item : model->named_parameters()) {
+    item.value().copy_(values[with_expert(item.key(), mine)]);
+  }
+  return model;
+}
+
+class ParityTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ParityTest, TrainsLikeUnsharded) {
+  const auto& one = GetParam();
+  ShardOptions options{.mesh = mesh_for(one.way), .placement = one.way.placement};
+  switch (one.kind) {
+    case Kind::perceptron: return expect_parity(make_perceptron(one.recompute), one, options);
+    case Kind::transformer: return expect_parity(make_transformer(one.recompute), one, options);
+    default: break;
+  }
+  const auto mesh = expert_mesh(one.kind);
+  const int64_t mine = mesh.coordinate("ep");
+  options.rules = {{.match = "*expert*", .mesh = mesh, .placement = expert_placement(one)}};
+  expect_parity(make_with_expert(one.recompute, mesh.size("ep"), mine), one, options, mine);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ParityTest, ::testing::ValuesIn(cases()), [](const auto& one) {
+  return one.param.name();
 });
+
+/// What is left out by default is a third thing added to a pair that is tested.
+TEST(ParityTest, EveryPairOfSettingsIsAmongTheCases) {
+  const auto levels = factors();
+  std::set<LevelPair> covered;
+  for (const auto& combination : combinations(levels)) covered.merge(pairs_of(combination));
+  size_t pairs = 0;
+  for (size_t a = 0; a < levels.size(); ++a) {
+    for (size_t b = a + 1; b < levels.size(); ++b) pairs += levels[a] * levels[b];
+  }
+  EXPECT_EQ(covered.size(), pairs);
+}
 
 }  // namespace
 }  // namespace sherd::testing

@@ -3,6 +3,7 @@
 """The page of a plan in Chromium, drawn from made-up plans: plan_page_test.py PLAN_PAGE_PROGRAM [PICTURE]"""
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from browser import Browser
 HOSTILE = ["<img src=x onerror=\"document.body.dataset.owned='yes'\">", "</script><b>bold</b>", "<!--", "--><i>\"'&amp;",
            "<!-- <script>", "constructor", "__proto__", "\u2028 of </svg> of "]
 GiB = 2**30
+ALL = os.environ.get("SHERD_TEST_ALL") == "1"
 
 
 class Step:
@@ -329,8 +331,9 @@ def lacking(browser, draw):
              "units": "This plan has no times of single units.", "traffic": "This plan has no traffic.",
              "program": "This plan comes without its program.", "ledger": "This plan has no memory by name.",
              "arena": "This plan has no arena: nothing is held in one."}
-    for key, words in lines.items():
-        for value in ("absent", None, {} if key in ("timeline", "arena") else []):
+    for number, (key, words) in enumerate(lines.items()):
+        ways = ["absent", None, {} if key in ("timeline", "arena") else []]
+        for value in ways if ALL else [ways[number % 3]]:
             plan = example(layers=2, worlds=2)
             plan[key] = value
             if value == "absent":
@@ -380,8 +383,10 @@ def main():
             hostile(browser, draw)
             plan = example(layers=128, micro_batches=6, worlds=16)
             path = draw("large", plan)
-            counts = [check(browser, path, plan, 1280, "light")["drawn"] for _ in range(3)]
-            fastest = min(counts, key=lambda one: int(one["milliseconds"]))  # the machine may be busy with other things
+            for _ in range(3):  # the machine may be busy with other things
+                fastest = check(browser, path, plan, 1280, "light")["drawn"]
+                if int(fastest["milliseconds"]) < 1000:
+                    break
             assert int(fastest["milliseconds"]) < 1000, fastest
             assert int(fastest["spans"]) > 3500 and int(fastest["held"]) > 2000, fastest
             lacking(browser, draw)

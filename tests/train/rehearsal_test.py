@@ -3,7 +3,8 @@
 """A rehearsal on one core predicts a run on two: rehearsal_test.py SHERD
 
 The network is measured between two ranks, the units' times on one rank of a world of two that isn't there; the plan puts
-both together. What it says of a step is held against the real one. Five times over: the median counts."""
+both together. What it says of a step is held against the real one. Five times over: the median counts, so three that are
+close decide it."""
 import json
 import os
 import pathlib
@@ -73,6 +74,9 @@ def main():
         sherd = pathlib.Path(sys.argv[1]).resolve()
         run(place, sherd, "network", "--ranks", 2, "--out", "network.toml")
         for number in range(REPETITIONS):
+            if sum(abs(ratio - 1) <= WITHIN for ratio in ratios) > REPETITIONS // 2:
+                ratios = [ratio for ratio in ratios if abs(ratio - 1) <= WITHIN]
+                break  # whatever else comes, the median of all is between these
             predicted, real, exposed = compare(sherd, place, number)
             ratios.append(predicted / real)
             print(f"predicted {predicted * 1e3:.0f} ms, of which {exposed * 1e3:.0f} ms are transfers; "
@@ -80,7 +84,7 @@ def main():
             assert 0.05 < real < 2, "a step this short or long says little: change the model"
     middle = statistics.median(ratios)
     assert abs(middle - 1) <= WITHIN, f"the median of {ratios} is {middle:.3f}"
-    print(f"predicted / real: {middle:.3f}, the median of {REPETITIONS}")
+    print(f"predicted / real: {middle:.3f}, the median of {len(ratios)}")
 
 
 main()

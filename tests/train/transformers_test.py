@@ -17,6 +17,19 @@ BOUND = 1e-5  # relative
 WEIGHT_BOUND = 2e-3  # norm of the difference over the norm, per tensor
 STRATEGIES = ["no_shard", "optim", "optim_grads", "optim_grads_params"]
 TWO_AXES = ["optim_grads_params/no_shard", "optim_grads_params/optim"]
+ALL = os.environ.get("SHERD_TEST_ALL") == "1"
+
+
+def runs_of(kind):
+    """(ranks, strategy, micro-batches): all that there are, or every strategy and every number of ranks once or twice."""
+    runs = [(1, "no_shard", 1)]  # alone all strategies are that
+    runs += [(ranks, strategy, 1) for ranks in (2, 4) for strategy in STRATEGIES]
+    runs += [(4, strategy, 1) for strategy in TWO_AXES] + [(2, "optim_grads_params", 2)]
+    few = {"untied": [(1, "no_shard", 1), (2, "optim_grads", 1), (4, "optim_grads_params/no_shard", 1),
+                      (2, "optim_grads_params", 2)],
+           "tied": [(2, "no_shard", 1), (2, "optim", 1), (4, "optim_grads_params/optim", 1), (2, "optim_grads_params", 1)]}
+    assert set(few[kind]) <= set(runs), few[kind]
+    return runs if ALL else few[kind]
 
 
 def run(sherd, folder, out, ranks, strategy, micro_batches):
@@ -71,10 +84,7 @@ def main():
             given.write(kind, folder)
             plain, weights = plain_llama.train(kind)
             close(plain, reference[kind], "plain torch")  # so its weights are transformers', too
-            runs = [(1, "no_shard", 1)]  # alone all strategies are that
-            runs += [(ranks, strategy, 1) for ranks in (2, 4) for strategy in STRATEGIES]
-            runs += [(4, strategy, 1) for strategy in TWO_AXES] + [(2, "optim_grads_params", 2)]
-            for number, (ranks, strategy, micro_batches) in enumerate(runs):
+            for number, (ranks, strategy, micro_batches) in enumerate(runs_of(kind)):
                 out = f"{place}/{kind}-{number}"
                 steps = run(sys.argv[1], folder, out, ranks, strategy, micro_batches)
                 assert [step["step"] for step in steps] == list(range(1, given.STEPS + 1)), steps

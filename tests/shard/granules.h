@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "shard/match.h"
+#include "shard/parity.h"
+
+namespace sherd::testing {
+
+/// Where the parameters of a model may be cut, by name; the last rule that matches counts.
+struct GranuleCase {
+  std::string name;
+  std::vector<ParameterRule> rules;
+};
+
+inline const std::vector<GranuleCase>& all_granules() {
+  static const std::vector<GranuleCase> all{
+      {"element", {}},
+      {"rows", {{.match = "*", .granule = Granule::rows()}}},
+      {"block", {{.match = "*", .granule = Granule::block(5)}}},
+      {"whole", {{.match = "*", .granule = Granule::whole()}}},
+      // Several segments in one group.
+      {"mixed",
+       {{.match = "*", .granule = Granule::rows(2)},
+        {.match = "*bias", .granule = Granule::block(3)},
+        {.match = "*uneven", .granule = Granule::block(7)},
+        {.match = "*weight1", .granule = Granule::element()},
+        {.match = "*up.weight", .granule = Granule::whole()},
+        {.match = "*weight3", .granule = Granule::whole()},
+        {.match = "*lora_a", .granule = Granule::whole()}}}};
+  return all;
+}
+
+inline void add_granules(ShardOptions& options, const GranuleCase& granules) {
+  options.rules.insert(options.rules.end(), granules.rules.begin(), granules.rules.end());
+}
+
+/// Asserts that this rank's elements of every parameter are whole granules, but for the last one of
+/// a parameter whose size is no multiple.
+inline void expect_granules(
+    const NamedTensors& pieces, const NamedTensors& whole, const GranuleCase& granules) {
+  for (const auto& [name, piece] : pieces) {
+    auto granule = Granule::element();
+    for (const auto& rule : granules.rules) {
+      if (matches(rule.match, name)) granule = *rule.granule;
+    }
+    const auto found = std::find_if(
+        whole.begin(), whole.end(), [&](const auto& other) { return other.first == name; });
+    ASSERT_NE(found, whole.end()) << name;
+    const auto sizes = found->second.sizes();
+    const int64_t elements = granule.elements({sizes.begin(), sizes.end()});
+    const int64_t rest = piece.numel() % elements;
+    EXPECT_TRUE(rest == 0 || rest == found->second.numel() % elements)
+        << name << ": " << piece.numel() << " elements, with granules of " << elements;
+  }
+}
+
+}  // namespace sherd::testing
