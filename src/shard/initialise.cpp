@@ -149,10 +149,22 @@ class Birth {
       const auto name = join(path_, group.name(place.index));
       const auto values = options_.values(name, place.parameter.sizes());
       if (!values) continue;
+      if (values->kind != InitialValues::Kind::constant) check_key(group, name);
       group.fill_member(
           place.index, key_of(options_.seed, name),
           {static_cast<KeyedValues::Kind>(values->kind), values->a, values->b});
     }
+  }
+
+  /// The key has no place for the expert's number: all ranks along `ep` would get the same one.
+  static void check_key(const Group& group, const std::string& name) {
+    const auto& mesh = group.traits().mesh;
+    TORCH_CHECK_VALUE(
+        !mesh.has("ep") || mesh.size("ep") == 1, "[shard] parameter '", name,
+        "' has a mesh with the axis 'ep' of ", mesh.size("ep"),
+        " ranks, and random values by key would be the same on all of them: build its module with "
+        "values, or give it constants in options.values and then values of its own with "
+        "sherd::edit_main_weights");
   }
 
   void materialise() {
@@ -162,6 +174,7 @@ class Birth {
       const auto& group = *unit_.groups()[place.group];
       if (!group.is_unset(place.index)) continue;
       fresh_.push_back({join(path_, group.name(place.index)), place.parameter, place});
+      check_key(group, fresh_.back().name);
     }
     add_buffers(device);
     if (fresh_.empty()) return;

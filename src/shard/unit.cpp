@@ -73,6 +73,15 @@ GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, c
       traits.mesh.has(inner) && (outer.empty() || traits.mesh.has(outer)), "[shard] parameter '",
       candidate.name, "' is to be sharded over the axes '", inner, "' and '", outer,
       "', which its mesh does not have: name its data-parallel axes");
+  for (const auto& axis : traits.mesh.axes()) {
+    // Whether ranks along another axis hold the same elements or others decides what a norm is.
+    TORCH_CHECK_VALUE(
+        axis.size == 1 || axis.name == inner || axis.name == outer || axis.name == "ep",
+        "[shard] parameter '", candidate.name, "' has a mesh with the axis '", axis.name, "' of ",
+        axis.size,
+        " ranks, which is neither data-parallel nor 'ep' (experts): gradient norms are not defined "
+        "over it; name it in options.axes if it is data-parallel, or leave it out of the mesh");
+  }
   if (traits.axes.outer.empty()) {
     // Without an outer axis nothing can be spread over one.
     const auto& optimizer = traits.placement.spreads(Role::optimizer);
