@@ -428,6 +428,16 @@ void Runtime::divide_by_tokens(double tokens) {
   hang_gradients();
 }
 
+/// An optimizer over the module's own parameters finds no gradients there and does nothing.
+void Runtime::warn_if_unchanged() const {
+  if (step_ > 0 || done_ == 0 || done_ < micro_batches_ || world_.device().is_meta()) return;
+  if (witness_.is_empty() || versions() != published_versions_ || witness_.sees_change()) return;
+  TORCH_WARN(
+      "[shard] publish in the first step of '", root().name(),
+      "', but no main weight has changed: build the optimizer over sherd::parameters(model), not "
+      "over model->parameters(), whose gradients are never set");
+}
+
 void Runtime::publish(bool by_optimizer) {
   check_resting("publish");
   TORCH_CHECK(
