@@ -73,6 +73,7 @@ UnitCall Runtime::replay(Unit& unit) {
   const auto position = static_cast<size_t>(pass_->place(call.position_));
   const int32_t again = section_->recomputed[position];
   run_backward(again == kNone ? section_->entered[position] : again);
+  pass_->note_first_node(call.position_);
   record_call(call);
   return call;
 }

@@ -36,10 +36,13 @@ struct Pass {
   int64_t weights = 0;  ///< that it computed with
   std::vector<int32_t>
       moved{};  ///< where positions are that the program has elsewhere; empty: none
+  /// By position: the number that autograd gives the first node made within the call.
+  std::vector<uint64_t> first_nodes{};
 
   int32_t place(int32_t position) const {
     return moved.empty() ? position : moved[static_cast<size_t>(position)];
   }
+  void note_first_node(int32_t position);
 };
 
 /// The units of one model at work: the program, its arena and streams, and where in it we are.
@@ -167,6 +170,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int32_t region_number(int32_t expected);
   std::pair<Order, std::vector<int32_t>> without_skipped(const Order& order);
   UnitCall replay(Unit& unit);
+  void hook_outputs(const UnitCall& call, std::span<const at::Tensor> outputs);
   struct Backward {
     std::mutex mutex;  // of its failure, which two threads see
     std::condition_variable ended;
