@@ -4,12 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include "kernels/adamw.h"
 #include "kernels/measure.h"
 #include "shard/match.h"
+#include "shard/outside_inference.h"
 #include "shard/runtime.h"
 
 namespace sherd {
@@ -180,7 +180,7 @@ void AdamW::State::take_tokens(Runtime& from, std::optional<int64_t> tokens) con
 AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
     : state_(std::make_unique<State>()) {
   check(options);
-  const c10::NoGradGuard no_grad;
+  const OutsideInference normal;
   const auto runtime = Runtime::of_model(model, "AdamW");
   state_->runtime = runtime;
   state_->options = options;
@@ -204,7 +204,7 @@ AdamW::AdamW(AdamW&&) noexcept = default;
 AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step(const StepOptions& options) {
-  const c10::NoGradGuard no_grad;
+  const OutsideInference normal;
   const auto runtime = state_->alive();
   runtime->check_complete("optimizer.step()");
   const ProfileScope scope(state_->range_name);

@@ -3,7 +3,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
@@ -18,6 +17,7 @@
 #include <set>
 
 #include "kernels/keyed_fill.h"
+#include "shard/outside_inference.h"
 #include "shard/random_state.h"
 #include "shard/runtime.h"
 
@@ -266,7 +266,7 @@ void initialise(torch::nn::Module& model, const InitialiseOptions& options) {
       root, "[shard] initialise is called with '", model.name(),
       "', which is not sharded: call sherd::fully_shard on the whole model first");
   if (root->runtime) root->runtime->check_resting("initialise");
-  const c10::NoGradGuard no_grad;
+  const OutsideInference normal;
   std::set<const Unit*> seen;
   for (const auto& item : model.named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
     auto& module = *item.value();

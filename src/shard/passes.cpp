@@ -11,6 +11,7 @@
 #include <map>
 #include <sstream>
 
+#include "shard/outside_inference.h"
 #include "shard/region.h"
 #include "shard/runtime.h"
 
@@ -56,6 +57,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
       phase_ != Phase::backward, "[shard] unit '", unit.name(),
       "' is called in the backward: wrap what is computed again in sherd::recompute");
   const bool train = c10::GradMode::is_enabled() || recorded_region() != nullptr;
+  const OutsideInference normal;
   if (phase_ == Phase::resting) {
     TORCH_CHECK(
         &unit == &root(), "[shard] unit '", unit.name(), "' is called outside its root '",

@@ -9,6 +9,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "shard/outside_inference.h"
 #include "shard/registry.h"
 
 namespace sherd {
@@ -42,6 +43,7 @@ std::string Runtime::full_name(const Unit& unit, const std::string& name) const 
 Runtime::~Runtime() = default;
 
 void Runtime::form(Unit& root) {
+  const OutsideInference normal;
   find_units(root);
   agreement_ = std::make_unique<Agreement>(world_);
   build(default_order());
@@ -200,6 +202,7 @@ double Runtime::divisor() const {
 }
 
 void Runtime::use(std::shared_ptr<const Program> program) {
+  const OutsideInference normal;
   if (lanes_) lanes_->finish();
   for (auto* unit : units_) unit->hide();
   kept_ = false;
