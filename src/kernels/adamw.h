@@ -16,6 +16,7 @@ struct AdamWSettings {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double decay = 0.01;
+  double missed = 0;  ///< updates that these elements were left out of
 };
 
 /// Elements that are updated alike. All are flat and of one length; `model` is undefined where the

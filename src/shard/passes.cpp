@@ -221,11 +221,13 @@ void Runtime::agree_on_pass(const char* what, int64_t flags) {
   const int64_t number = ++passes_;
   const bool news = watch_.has_news();
   agreement_->start(
-      {Agreement::Kind::pass, step_, static_cast<int64_t>(program_->fingerprint()),
+      {Agreement::Kind::pass, step_,
+       static_cast<int64_t>(program_->fingerprint() ^ std::hash<std::vector<bool>>()(frozen_)),
        number << 8 | flags, news},
-      [program = program_, step = step_, number, what] {
+      [this, program = program_, step = step_, number, what, frozen = frozen_] {
         return c10::str(
-            "begins ", what, " as pass ", number, " of step ", step + 1, "\n", program->facts());
+            "begins ", what, " as pass ", number, " of step ", step + 1,
+            "\nfrozen since sharding: ", frozen_text(frozen), "\n", program->facts());
       });
   // Unknown programs are compared before anything else is sent.
   if (!verified_) agreement_->check(/*block=*/true);
@@ -376,7 +378,7 @@ void Runtime::show(const Frame& frame) {
 void Runtime::abandon() noexcept {
   if (backward_) backward_->over = true;
   if (phase_ == Phase::resting) return;
-  if (phase_ == Phase::backward) {
+  if (phase_ == Phase::backward && trains_) {
     done_ = 0;  // the step's gradients are incomplete
     spoilt_ = true;
   }

@@ -59,6 +59,41 @@ void Runtime::form(Unit& root) {
     }
   }
   witness_ = Witness(weights);
+  frozen_.assign(frozen_now().size(), false);
+}
+
+std::vector<bool> Runtime::frozen_now() const {
+  std::vector<bool> frozen;
+  for (const auto* unit : units_) unit->add_frozen(frozen);
+  return frozen;
+}
+
+bool Runtime::is_reached() const {
+  return std::any_of(
+      units_.begin(), units_.end(), [](const Unit* unit) { return unit->is_reached(); });
+}
+
+bool Runtime::has_trainable() const {
+  return !frozen_.empty();
+}
+
+std::string Runtime::name_of_trainable(size_t number) const {
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      if (!group->traits().trainable) continue;
+      if (number < group->size()) return full_name(*unit, group->name(number));
+      number -= group->size();
+    }
+  }
+  return "";
+}
+
+std::string Runtime::frozen_text(const std::vector<bool>& frozen) const {
+  std::string text;
+  for (size_t i = 0; i < frozen.size(); ++i) {
+    if (frozen[i]) text += (text.empty() ? "" : ", ") + name_of_trainable(i);
+  }
+  return text.empty() ? "none" : text;
 }
 
 /// Units without parameters live as long as one that has some.
@@ -409,6 +444,7 @@ void Runtime::set_micro_batches(int64_t count) {
 
 void Runtime::check_complete(const char* caller) {
   check_resting(caller);
+  if (!has_trainable()) return;  // its backwards are of no step
   TORCH_CHECK(
       done_ == micro_batches_, "[shard] ", caller, " after ", done_, " of the ", micro_batches_,
       " backwards that make a step of '", root().name(),

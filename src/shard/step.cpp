@@ -258,7 +258,8 @@ std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {
   const auto owner = find_owner(parameter);
   if (!owner.unit) return std::nullopt;
   if (owner.unit->runtime) owner.unit->runtime->notice_failure();
-  if (!owner.unit->collecting) return std::nullopt;
+  if (!owner.unit->collecting || !parameter.requires_grad()) return std::nullopt;
+  if (owner.unit->runtime && !owner.unit->runtime->takes_all_gradients()) return std::nullopt;
   // A hook on the parameter has to see its gradient.
   if (!torch::autograd::impl::hooks(parameter).empty()) return std::nullopt;
   const auto target = owner.unit->groups()[owner.group]->take_target(owner.member);

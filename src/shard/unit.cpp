@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
@@ -228,6 +229,30 @@ void Unit::prepare_nodes() {
         std::make_shared<ParameterNode>(parameter, weak_from_this(), member.group, member.index);
     torch::autograd::impl::set_grad_accumulator(parameter, member.node);
   }
+}
+
+void Unit::add_frozen(std::vector<bool>& frozen) const {
+  for (const auto& member : members_) {
+    if (!groups_[member.group]->traits().trainable) continue;
+    const auto impl = member.parameter.lock();
+    frozen.push_back(impl.defined() && !impl->requires_grad());
+  }
+}
+
+bool Unit::is_reached() const {
+  // Null, or empty, where autograd computes all gradients there are. autograd::grad and a backward
+  // with `inputs` name the nodes that they need.
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  const bool all = !wanted || wanted->empty();
+  for (const auto& member : members_) {
+    if (!groups_[member.group]->traits().trainable) continue;
+    const auto impl = member.parameter.lock();
+    if (!impl.defined() || !impl->requires_grad()) continue;
+    if (all) return true;
+    const auto found = wanted->find(member.node.get());
+    if (found != wanted->end() && found->second.needed_) return true;
+  }
+  return false;
 }
 
 void Unit::show() {

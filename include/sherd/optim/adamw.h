@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,11 @@ struct AdamWOptions {
 
 /// AdamW on the shards of a model: one pass that clips, updates, decays and publishes. Nothing of a
 /// step waits for the host on a GPU: rate, step, norm and scale stay on the device.
+///
+/// A parameter that is frozen (`set_requires_grad(false)`, on all ranks alike) when the last
+/// backward of a step begins is left out of the update, as by torch's AdamW: neither weight nor
+/// moments change, and when it is trained again it goes on from there. The first step after such a
+/// change waits for the device.
 class SHERD_API AdamW {
  public:
   /// Changes nothing of the model. The model must be sharded whole, root last.
@@ -90,6 +96,8 @@ class SHERD_API AdamW {
     int64_t updates = 0;
     double loss_scale = 1;
     int64_t healthy = 0;  ///< updates since the loss's scale was changed
+    /// By parameter, where any: updates that it was left out of because it was frozen.
+    std::map<std::string, int64_t> missed{};
   };
   Progress progress() const;
   void set_progress(const Progress& progress);

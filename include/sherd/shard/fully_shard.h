@@ -41,7 +41,9 @@ void fully_shard(
 // ---- the step; `model` is a root
 // -----------------------------------------------------------------
 
-/// How many backwards make a step; 1 unless said.
+/// How many backwards make a step; 1 unless said. A backward that brings a gradient to no
+/// parameter (autograd::grad with respect to an input, a model that is frozen whole) does not
+/// count; all ranks run it alike.
 SHERD_API void micro_batches(const torch::nn::Module& model, int64_t count);
 /// The pass of a rank that has no data for it: takes part in every collective, with zero gradients.
 /// Counts as a forward and backward, or under NoGradGuard as a forward.
