@@ -222,8 +222,14 @@ void AdamW::State::take_tokens(Runtime& from, std::optional<int64_t> tokens) con
   if (!per_token) return;
   TORCH_CHECK_VALUE(
       *tokens >= 0, "[optim] the step of '", root.name(), "' has ", *tokens, " tokens");
+  const auto own = field(control::own_tokens);
+  if (from.capturing()) {
+    from.note_tokens_captured();  // each replay reads what set_tokens wrote before it
+  } else {
+    own.fill_(static_cast<double>(*tokens));
+  }
   auto sum = field(control::tokens);
-  sum.fill_(static_cast<double>(*tokens));
+  sum.copy_(own);
   for (const auto& axis : {root.axes().inner, root.axes().outer}) {
     if (!axis.empty()) root.mesh().communicator(axis).all_reduce(sum, Reduction::sum()).wait();
   }
@@ -284,6 +290,14 @@ void AdamW::set_rate(double rate) {
   check("rate", rate, rate >= 0, "0 or more");
   state_->options.rate = rate;
   state_->field(control::rate).fill_(rate);
+}
+
+void AdamW::set_tokens(int64_t tokens) {
+  const auto runtime = state_->alive();
+  TORCH_CHECK_VALUE(
+      tokens >= 0, "[optim] the step of '", runtime->root().name(), "' has ", tokens, " tokens");
+  state_->field(control::own_tokens).fill_(static_cast<double>(tokens));
+  runtime->note_tokens_given();
 }
 
 at::Tensor AdamW::scale(const at::Tensor& loss) const {

@@ -116,6 +116,10 @@ void step(
   runtime->check_complete("optimizer.step()");
   check_updates(*runtime, optimizer);
   const bool per_token = runtime->root().options().loss == Loss::per_token;
+  TORCH_CHECK(
+      !per_token || !runtime->capturing(), "[shard.graph] the loss of '", runtime->root().name(),
+      "' is per token, and torch's optimizers can't divide by a number that the graph reads: use "
+      "sherd::AdamW and its set_tokens");
   TORCH_CHECK_VALUE(
       !per_token || options.tokens, "[shard] the loss of '", runtime->root().name(),
       "' is per token: say how many this rank had with sherd::step(model, optimizer, {.tokens = "

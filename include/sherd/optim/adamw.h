@@ -74,6 +74,9 @@ class SHERD_API AdamW {
 
   /// For the steps to come.
   void set_rate(double rate);
+  /// For the next replay of a step that was captured (StepGraph) and whose loss is per token: this
+  /// rank's tokens, in place of what step() was given in the capture.
+  void set_tokens(int64_t tokens);
   /// The loss times its scale; as it is, where it has none. For backward().
   at::Tensor scale(const at::Tensor& loss) const;
 
