@@ -65,7 +65,8 @@ class Loader {
     try {
       return {
           found->at("updates").get<int64_t>(), found->at("loss_scale").get<double>(),
-          found->at("healthy").get<int64_t>()};
+          found->at("healthy").get<int64_t>(),
+          found->value("missed", std::map<std::string, int64_t>())};
     } catch (const Json::exception& error) {
       TORCH_CHECK_VALUE(
           false, "[checkpoint] ", reader_.folder(), "/state.json: optimizer: ", error.what());

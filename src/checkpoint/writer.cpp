@@ -140,6 +140,7 @@ Json state_of(
         {"updates", progress->updates},
         {"loss_scale", progress->loss_scale},
         {"healthy", progress->healthy}};
+    if (!progress->missed.empty()) state["optimizer"]["missed"] = progress->missed;
   }
   return state;
 }

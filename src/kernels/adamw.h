@@ -16,6 +16,7 @@ struct AdamWSettings {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double decay = 0.01;
+  double missed = 0;  ///< updates that these elements were left out of
 };
 
 /// Elements that are updated alike. All are flat and of one length; `model` is undefined where the
@@ -38,9 +39,10 @@ enum Field : int64_t {
   coefficient,  ///< what gradients are multiplied with: clipping, tokens, the loss's scale
   skip,         ///< not 0: the gradients are not finite, and nothing is updated
   norm,         ///< of the gradients, before clipping
-  tokens,       ///< that gradients are divided by
+  tokens,       ///< that gradients are divided by: of all ranks
   scale,        ///< of the loss
   healthy,      ///< updates since the scale was changed
+  own_tokens,   ///< this rank's; written by the host
   count,
 };
 }  // namespace control

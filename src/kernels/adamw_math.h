@@ -24,8 +24,9 @@ struct AdamWStep {
 
 inline C10_HOST_DEVICE AdamWStep adamw_step(const AdamWSettings& settings, const double* fields) {
   const double rate = fields[control::rate] * settings.rate_factor;
-  const double correction1 = 1 - pow(settings.beta1, fields[control::step]);
-  const double correction2 = 1 - pow(settings.beta2, fields[control::step]);
+  const double updates = fields[control::step] - settings.missed;
+  const double correction1 = 1 - pow(settings.beta1, updates);
+  const double correction2 = 1 - pow(settings.beta2, updates);
   AdamWStep step;
   step.coefficient = static_cast<float>(fields[control::coefficient]);
   step.keep = static_cast<float>(1 - rate * settings.decay);

@@ -6,8 +6,10 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "shard/autocast_state.h"
+#include "shard/parameter_node.h"
 #include "shard/random_state.h"
 #include "shard/region.h"
 
@@ -45,6 +47,21 @@ class SameAgain {
   AutocastState autocast_;
 };
 
+/// Whether autograd was asked for some gradients only: by autograd::grad, or by a backward with
+/// `inputs`. Those of parameters can't be among them, because the outer graph does not know which
+/// parameters the function uses.
+bool is_partial_backward() {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (!wanted || wanted->empty()) return false;
+  for (const auto& [node, info] : *wanted) {
+    TORCH_CHECK_VALUE(
+        !info.needed_ || !dynamic_cast<const ParameterNode*>(node),
+        "[nn] a backward with `inputs` that names parameters goes through recompute, where "
+        "parameters are not seen: call backward without `inputs`, or freeze the others");
+  }
+  return true;
+}
+
 struct Recompute : torch::autograd::Function<Recompute> {
   // The first input is a leaf of no use but one: with it the outputs have a backward even where no
   // input needs a gradient (tokens into an embedding).
@@ -60,6 +77,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const bool partial = is_partial_backward();
     const auto recipe =
         c10::static_intrusive_pointer_cast<Recipe>(context->saved_data["recipe"].toCapsule());
     variable_list inputs;
@@ -81,11 +99,40 @@ struct Recompute : torch::autograd::Function<Recompute> {
       roots.push_back(outputs[i]);
       seeds.push_back(gradients[i]);
     }
-    if (!roots.empty()) torch::autograd::backward(roots, seeds);
     variable_list result{at::Tensor(), at::Tensor()};  // of the recipe and the first input
-    for (const auto& input : inputs) {
-      result.push_back(input.defined() ? input.grad() : at::Tensor());
+    for (auto& gradient : input_gradients(roots, seeds, inputs, partial)) {
+      result.push_back(std::move(gradient));
     }
+    return result;
+  }
+
+  /// A partial backward brings gradients to the inputs alone.
+  static variable_list input_gradients(
+      const variable_list& roots,
+      const variable_list& seeds,
+      const variable_list& inputs,
+      bool partial) {
+    variable_list result(inputs.size());
+    if (roots.empty()) return result;
+    if (!partial) {
+      torch::autograd::backward(roots, seeds);
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (inputs[i].defined()) result[i] = inputs[i].grad();
+      }
+      return result;
+    }
+    variable_list wanted;
+    std::vector<size_t> numbers;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
+      wanted.push_back(inputs[i]);
+      numbers.push_back(i);
+    }
+    if (wanted.empty()) return result;
+    const auto found = torch::autograd::grad(
+        roots, wanted, seeds, /*retain_graph=*/std::nullopt, /*create_graph=*/false,
+        /*allow_unused=*/true);
+    for (size_t i = 0; i < found.size(); ++i) result[numbers[i]] = found[i];
     return result;
   }
 };

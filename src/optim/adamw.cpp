@@ -4,12 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include "kernels/adamw.h"
 #include "kernels/measure.h"
 #include "shard/match.h"
+#include "shard/outside_inference.h"
 #include "shard/runtime.h"
 
 namespace sherd {
@@ -73,6 +73,10 @@ struct AdamW::State {
   std::string range_name;
   ControlRules rules;
   std::vector<std::string> names;  // of the parameters, sorted by domain
+  std::vector<AdamWTensors> tensors;
+  std::vector<size_t> order;  // of each, its place among the moments
+  std::vector<bool> frozen;   // in the order of moments
+  std::vector<double> frozen_at;
   std::vector<at::Tensor> storages;
   std::vector<Moments> moments;
   AdamWPass pass;
@@ -90,6 +94,9 @@ struct AdamW::State {
   at::Tensor field(control::Field number) const { return fields.narrow(0, number, 1); }
   double value(control::Field number) const { return field(number).item<double>(); }
   void take(const Runtime& from);
+  void follow(const Runtime& from);
+  void build_pass();
+  void set_missed(const Progress& progress);
   void measure() const;
   void take_tokens(Runtime& from, std::optional<int64_t> tokens) const;
   void check_finite(Runtime& from) const;
@@ -101,6 +108,7 @@ void AdamW::State::take(const Runtime& from) {
     std::string name;
     AdamWTensors tensors;
     std::vector<Communicator*> over;
+    size_t number = 0;
   };
   std::vector<Member> members;
   for (const auto* unit : from.units()) {
@@ -119,13 +127,13 @@ void AdamW::State::take(const Runtime& from) {
             {std::move(name),
              {group->main_pieces()[i], group->gradient_pieces()[i], first.pieces[i],
               second.pieces[i], group->model_piece(i), settings},
-             over});
+             over,
+             members.size()});
       }
       storages.push_back(std::move(first.storage));
       storages.push_back(std::move(second.storage));
     }
   }
-  std::vector<AdamWTensors> tensors;
   std::vector<at::Tensor> gradients;
   for (const auto& member : members) {
     const auto known = std::any_of(domains.begin(), domains.end(), [&](const NormDomain& domain) {
@@ -137,16 +145,60 @@ void AdamW::State::take(const Runtime& from) {
       if (other.over != member.over) continue;
       names.push_back(other.name);
       tensors.push_back(other.tensors);
+      order.push_back(other.number);
       gradients.push_back(other.tensors.gradient);
     }
     domains.push_back({member.over, begin, std::ssize(names)});
   }
-  pass = AdamWPass(tensors);
+  frozen.assign(tensors.size(), false);
+  frozen_at.assign(tensors.size(), 0);
+  build_pass();
   measurement = Measurement(gradients);
   const auto numbers = at::TensorOptions().dtype(at::kDouble).device(from.world().device());
   sums = at::zeros({std::ssize(names)}, numbers);
   totals = at::zeros({std::ssize(domains)}, numbers);
   fields = at::zeros({control::count}, numbers);
+}
+
+/// Parameters that were frozen or made trainable since the last step: the table of work is built
+/// anew. As with torch's AdamW, a frozen one keeps weight, moments and its number of updates.
+void AdamW::State::follow(const Runtime& from) {
+  const auto& now = from.frozen();
+  if (now == frozen) return;
+  TORCH_CHECK(
+      !from.capturing(), "[optim] parameters of '", from.root().name(),
+      "' were frozen or made trainable since the last step: run a step before capturing one");
+  const double updates = value(control::step);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const size_t number = order[i];
+    if (now[number] && !frozen[number]) frozen_at[i] = updates;
+    if (!now[number] && frozen[number]) tensors[i].settings.missed += updates - frozen_at[i];
+  }
+  frozen = now;
+  build_pass();
+}
+
+void AdamW::State::set_missed(const Progress& progress) {
+  bool changes = false;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto found = progress.missed.find(names[i]);
+    const auto missed = found == progress.missed.end() ? 0.0 : static_cast<double>(found->second);
+    changes = changes || missed != tensors[i].settings.missed;
+    tensors[i].settings.missed = missed;
+    frozen_at[i] = static_cast<double>(progress.updates);
+  }
+  if (!changes) return;
+  build_pass();
+  alive()->note_new_update();
+}
+
+void AdamW::State::build_pass() {
+  const OutsideInference normal;
+  std::vector<AdamWTensors> trained;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!frozen[order[i]]) trained.push_back(tensors[i]);
+  }
+  pass = AdamWPass(trained);
 }
 
 /// The sum of squares of each domain, over its ranks.
@@ -170,8 +222,14 @@ void AdamW::State::take_tokens(Runtime& from, std::optional<int64_t> tokens) con
   if (!per_token) return;
   TORCH_CHECK_VALUE(
       *tokens >= 0, "[optim] the step of '", root.name(), "' has ", *tokens, " tokens");
+  const auto own = field(control::own_tokens);
+  if (from.capturing()) {
+    from.note_tokens_captured();  // each replay reads what set_tokens wrote before it
+  } else {
+    own.fill_(static_cast<double>(*tokens));
+  }
   auto sum = field(control::tokens);
-  sum.fill_(static_cast<double>(*tokens));
+  sum.copy_(own);
   for (const auto& axis : {root.axes().inner, root.axes().outer}) {
     if (!axis.empty()) root.mesh().communicator(axis).all_reduce(sum, Reduction::sum()).wait();
   }
@@ -180,7 +238,7 @@ void AdamW::State::take_tokens(Runtime& from, std::optional<int64_t> tokens) con
 AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
     : state_(std::make_unique<State>()) {
   check(options);
-  const c10::NoGradGuard no_grad;
+  const OutsideInference normal;
   const auto runtime = Runtime::of_model(model, "AdamW");
   state_->runtime = runtime;
   state_->options = options;
@@ -204,9 +262,10 @@ AdamW::AdamW(AdamW&&) noexcept = default;
 AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step(const StepOptions& options) {
-  const c10::NoGradGuard no_grad;
+  const OutsideInference normal;
   const auto runtime = state_->alive();
   runtime->check_complete("optimizer.step()");
+  state_->follow(*runtime);
   const ProfileScope scope(state_->range_name);
   state_->take_tokens(*runtime, options.tokens);
   state_->measure();
@@ -233,6 +292,14 @@ void AdamW::set_rate(double rate) {
   state_->field(control::rate).fill_(rate);
 }
 
+void AdamW::set_tokens(int64_t tokens) {
+  const auto runtime = state_->alive();
+  TORCH_CHECK_VALUE(
+      tokens >= 0, "[optim] the step of '", runtime->root().name(), "' has ", tokens, " tokens");
+  state_->field(control::own_tokens).fill_(static_cast<double>(tokens));
+  runtime->note_tokens_given();
+}
+
 at::Tensor AdamW::scale(const at::Tensor& loss) const {
   if (!state_->options.scaling) return loss;
   return loss * state_->field(control::scale).squeeze(0).to(loss.scalar_type());
@@ -251,9 +318,17 @@ double AdamW::gradient_norm() const {
   return state_->value(control::norm);
 }
 AdamW::Progress AdamW::progress() const {
-  return {updates(), loss_scale(), static_cast<int64_t>(state_->value(control::healthy))};
+  Progress result{updates(), loss_scale(), static_cast<int64_t>(state_->value(control::healthy))};
+  for (size_t i = 0; i < state_->names.size(); ++i) {
+    const bool frozen = state_->frozen[state_->order[i]];
+    const double missed = state_->tensors[i].settings.missed +
+                          (frozen ? static_cast<double>(result.updates) - state_->frozen_at[i] : 0);
+    if (missed > 0) result.missed[state_->names[i]] = static_cast<int64_t>(missed);
+  }
+  return result;
 }
 void AdamW::set_progress(const Progress& progress) {
+  state_->set_missed(progress);
   state_->field(control::step).fill_(static_cast<double>(progress.updates));
   state_->field(control::healthy).fill_(static_cast<double>(progress.healthy));
   TORCH_CHECK_VALUE(

@@ -73,6 +73,7 @@ UnitCall Runtime::replay(Unit& unit) {
   const auto position = static_cast<size_t>(pass_->place(call.position_));
   const int32_t again = section_->recomputed[position];
   run_backward(again == kNone ? section_->entered[position] : again);
+  pass_->note_first_node(call.position_);
   record_call(call);
   return call;
 }
@@ -106,8 +107,14 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
       phase_ == Phase::resting, "[shard] a backward begins while the forward of '", root().name(),
       "' is under way");
   if (recovering_) recover();
+  // Note [Backwards of a step]
+  // A backward that brings a gradient to no parameter (autograd::grad of an input, a model that is
+  // frozen whole) gathers what it needs, reduces nothing, and is none of the step's.
+  trains_ = is_reached();
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  partial_ = wanted && !wanted->empty();
   TORCH_CHECK(
-      done_ < micro_batches_, "[shard] backward ", done_ + 1, " of '", root().name(),
+      !trains_ || done_ < micro_batches_, "[shard] backward ", done_ + 1, " of '", root().name(),
       "', but a step has ", micro_batches_,
       ": update and publish first, or say another number with sherd::micro_batches");
   check_published();
@@ -124,12 +131,17 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
     verified_ = true;
   }
   pass_ = pass;
-  backward_flags_ = {done_ == 0, done_ + 1 == micro_batches_, kept_};
+  if (auto frozen = frozen_now(); frozen != frozen_) {
+    frozen_ = std::move(frozen);
+    note_new_update();
+  }
+  backward_flags_ = {trains_ && done_ == 0, trains_ && done_ + 1 == micro_batches_, kept_};
   section_ = &program_->backward(backward_flags_);
   if (recorder_) recorder_->begin_section(section_->name, Section::Kind::backward);
   agree_on_pass(
-      "a backward",
-      8 | backward_flags_.first | backward_flags_.last << 1 | backward_flags_.kept << 2);
+      trains_ ? "a backward" : "a backward that reaches no parameter",
+      (trains_ ? 8 : 16) | backward_flags_.first | backward_flags_.last << 1 |
+          backward_flags_.kept << 2);
   cursor_ = 0;
   phase_ = Phase::backward;
   for (auto* unit : units_) {
@@ -159,7 +171,7 @@ void Runtime::run_backward(int32_t until) {
       continue;
     }
     unit.enter(Unit::Phase::backward);
-    unit.collecting = true;
+    unit.collecting = trains_;
   }
 }
 
@@ -171,7 +183,7 @@ void Runtime::finish_backward() {
   kept_ = false;
   look_at_agreement(/*block=*/true);
   report_due_ = agreement_->take_news() || report_due_;
-  if (++done_ < micro_batches_) return;
+  if (!trains_ || ++done_ < micro_batches_) return;
   complete_step();
   // Here all ranks are at the same point, whatever else they do on their own.
   if (report_due_) report();
@@ -192,10 +204,13 @@ void Runtime::complete_step() {
 /// The optimizer's tensors get their gradients; until then they have none, and an optimizer that
 /// comes too early changes nothing.
 void Runtime::hang_gradients() {
+  size_t number = 0;
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
       if (!group->traits().trainable) continue;
       for (size_t member = 0; member < group->size(); ++member) {
+        // Without a gradient, optimizers leave a frozen parameter and its moments alone.
+        if (frozen_[number++]) continue;
         group->main_pieces()[member].mutable_grad() = group->gradient_pieces()[member];
       }
     }
@@ -206,8 +221,8 @@ void Runtime::idle_pass() {
   check_resting("idle_pass");
   const bool train = c10::GradMode::is_enabled();
   TORCH_CHECK(
-      !train || done_ < micro_batches_, "[shard] idle_pass would be backward ", done_ + 1, " of '",
-      root().name(), "', but a step has ", micro_batches_,
+      !train || !is_reached() || done_ < micro_batches_, "[shard] idle_pass would be backward ",
+      done_ + 1, " of '", root().name(), "', but a step has ", micro_batches_,
       ": update and publish first, or say another number with sherd::micro_batches");
   try {
     begin_pass(train, /*idle=*/true);

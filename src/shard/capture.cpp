@@ -13,6 +13,9 @@ void Runtime::check_capturable() {
   TORCH_CHECK(
       confirmed_ && verified_ && step_ > 0, "[shard.graph] a step of '", root().name(),
       "' is captured before one was made: run two steps on the graph's stream first");
+  TORCH_CHECK(
+      frozen_now() == frozen_, "[shard.graph] parameters of '", root().name(),
+      "' were frozen or made trainable since its last step: run one outside the graph first");
 }
 
 /// All streams of the program come from the capturing one, and what was signalled before is behind
@@ -21,7 +24,8 @@ void Runtime::begin_capture() {
   capturing_ = true;
   changed_ = true;
   kept_ = false;
-  RandomState::leave_devices(true);
+  tokens_captured_ = false;
+  RandomState::set_capturing(world_.device());
   lanes_->fork();
 }
 
@@ -36,13 +40,28 @@ void Runtime::end_capture() {
 
 void Runtime::stop_capturing() noexcept {
   capturing_ = false;
-  RandomState::leave_devices(false);
+  RandomState::set_capturing(std::nullopt);
 }
 
 /// All ranks know by now what the replay before has found, or none does.
-void Runtime::before_replay() {
+void Runtime::before_replay(int64_t version, bool takes_tokens) {
   check_resting("StepGraph::replay");
   check_between_steps("StepGraph::replay");
+  const auto now = frozen_now();
+  for (size_t i = 0; i < now.size(); ++i) {
+    TORCH_CHECK(
+        now[i] == frozen_[i], "[shard.graph] parameter '", name_of_trainable(i), "' was ",
+        now[i] ? "frozen" : "made trainable",
+        " since the step was captured: run a step outside the graph and capture it again");
+  }
+  TORCH_CHECK(
+      version == update_version_, "[shard.graph] parameters of '", root().name(),
+      "' were frozen, made trainable or loaded since the step was captured: capture it again");
+  TORCH_CHECK(
+      !takes_tokens || std::exchange(tokens_given_, false), "[shard.graph] the loss of '",
+      root().name(),
+      "' is per token: say before each replay how many this rank has, with "
+      "optimizer.set_tokens(…)");
   agreement_->check(/*block=*/true);
   report_due_ = agreement_->take_news() || report_due_;
   if (std::exchange(report_due_, false)) report();

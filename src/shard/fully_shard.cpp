@@ -128,6 +128,9 @@ class Claim {
 void check(const Candidate& candidate) {
   const auto& parameter = candidate.parameter;
   TORCH_CHECK_VALUE(
+      !parameter.is_inference(), "[shard] parameter '", candidate.name,
+      "' was made in c10::InferenceMode, and torch can't train it: build the model outside");
+  TORCH_CHECK_VALUE(
       parameter.layout() == c10::kStrided, "[shard] parameter '", candidate.name, "' is ",
       parameter.layout(), ": only dense parameters can be sharded");
   TORCH_CHECK_VALUE(

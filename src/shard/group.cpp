@@ -3,13 +3,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
 #include "kernels/keyed_fill.h"
 #include "plan/group_shape.h"
+#include "shard/outside_inference.h"
 #include "sherd/shard/diagnostics.h"
 
 namespace sherd {
@@ -72,7 +72,7 @@ Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate
       flat_(
           layout_->full_size() * static_cast<int64_t>(c10::elementSize(traits.dtypes.model)),
           device_) {
-  const c10::NoGradGuard no_grad;
+  const OutsideInference normal;
   const auto coordinates = coordinates_of(traits_);
   using enum Spread;
   inner_ = part_of({shard, replicate}, sizes_, coordinates);
@@ -180,6 +180,7 @@ Part Group::part(Role role) const {
 }
 
 at::Tensor Group::allocate(int64_t elements, c10::ScalarType dtype) const {
+  const OutsideInference normal;
   return at::zeros({elements}, at::TensorOptions().dtype(dtype).device(device_));
 }
 

@@ -5,6 +5,7 @@
 
 #include "plan/group_shape.h"
 #include "shard/group.h"
+#include "shard/outside_inference.h"
 
 namespace sherd {
 namespace {
@@ -26,6 +27,7 @@ at::Tensor Group::in_arena(int64_t offset, Part part, c10::ScalarType dtype) con
 
 /// As many bytes as the program counts: to the alignment of slots.
 at::Tensor Group::take(c10::ScalarType dtype) const {
+  const OutsideInference normal;
   const int64_t bytes = layout_->full_size() * static_cast<int64_t>(c10::elementSize(dtype));
   const auto all =
       at::zeros({aligned_slot(bytes)}, at::TensorOptions().dtype(c10::kByte).device(device_));

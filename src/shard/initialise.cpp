@@ -3,7 +3,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
@@ -18,6 +17,7 @@
 #include <set>
 
 #include "kernels/keyed_fill.h"
+#include "shard/outside_inference.h"
 #include "shard/random_state.h"
 #include "shard/runtime.h"
 
@@ -149,10 +149,22 @@ class Birth {
       const auto name = join(path_, group.name(place.index));
       const auto values = options_.values(name, place.parameter.sizes());
       if (!values) continue;
+      if (values->kind != InitialValues::Kind::constant) check_key(group, name);
       group.fill_member(
           place.index, key_of(options_.seed, name),
           {static_cast<KeyedValues::Kind>(values->kind), values->a, values->b});
     }
+  }
+
+  /// The key has no place for the expert's number: all ranks along `ep` would get the same one.
+  static void check_key(const Group& group, const std::string& name) {
+    const auto& mesh = group.traits().mesh;
+    TORCH_CHECK_VALUE(
+        !mesh.has("ep") || mesh.size("ep") == 1, "[shard] parameter '", name,
+        "' has a mesh with the axis 'ep' of ", mesh.size("ep"),
+        " ranks, and random values by key would be the same on all of them: build its module with "
+        "values, or give it constants in options.values and then values of its own with "
+        "sherd::edit_main_weights");
   }
 
   void materialise() {
@@ -162,6 +174,7 @@ class Birth {
       const auto& group = *unit_.groups()[place.group];
       if (!group.is_unset(place.index)) continue;
       fresh_.push_back({join(path_, group.name(place.index)), place.parameter, place});
+      check_key(group, fresh_.back().name);
     }
     add_buffers(device);
     if (fresh_.empty()) return;
@@ -253,7 +266,7 @@ void initialise(torch::nn::Module& model, const InitialiseOptions& options) {
       root, "[shard] initialise is called with '", model.name(),
       "', which is not sharded: call sherd::fully_shard on the whole model first");
   if (root->runtime) root->runtime->check_resting("initialise");
-  const c10::NoGradGuard no_grad;
+  const OutsideInference normal;
   std::set<const Unit*> seen;
   for (const auto& item : model.named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
     auto& module = *item.value();

@@ -25,6 +25,13 @@ void Runtime::issue(const Instruction& instruction) {
   const ProfileScope scope(group.range_name(instruction.action));
   const auto axis = instruction.axis;
   using enum Lanes::Kind;
+  const bool of_gradients = instruction.action == Action::reduce ||
+                            instruction.action == Action::stage ||
+                            instruction.action == Action::accumulate;
+  if (of_gradients && !trains_) {
+    // There are none; what waits for the instruction still has to see its end.
+    return lanes_->issue(instruction, kernel, [](Communicator::OnStream) { return Work(); });
+  }
   switch (instruction.action) {
     case Action::refresh:
       ++issued_;
@@ -128,6 +135,7 @@ void Runtime::run_on_compute(const Instruction& instruction) {
 /// step.
 void Runtime::settle_gradients(Unit& unit) {
   unit.collecting = false;
+  if (!trains_) return;
   for (size_t i = 0; i < unit.groups().size(); ++i) {
     auto& group = *unit.groups()[i];
     if (!group.traits().trainable) continue;

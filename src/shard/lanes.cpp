@@ -24,10 +24,7 @@ struct Lanes::Item {
   bool done = false;  // and all before it on its stream, which then has forgotten it
 };
 
-Lanes::Lanes(c10::Device device, size_t events)
-    : device_(device),
-      on_cpu_(!device.is_cuda()),
-      before_(c10::Stream(c10::Stream::DEFAULT, device)) {
+Lanes::Lanes(c10::Device device, size_t events) : device_(device), on_cpu_(!device.is_cuda()) {
   if (on_cpu_) {
     signalled_.resize(events);
     return;
@@ -50,22 +47,25 @@ c10::Stream Lanes::current() const {
 
 // ---- CUDA ---------------------------------------------------------------------------------------
 
-c10::Stream Lanes::begin(const Instruction& instruction, Kind kind) {
+Lanes::CurrentStream::CurrentStream(std::optional<c10::Stream> stream) {
+  if (stream) before_ = c10::impl::VirtualGuardImpl(stream->device_type()).exchangeStream(*stream);
+}
+
+Lanes::CurrentStream::~CurrentStream() {
+  if (before_) c10::impl::VirtualGuardImpl(before_->device_type()).exchangeStream(*before_);
+}
+
+c10::Stream Lanes::begin(const Instruction& instruction) {
   const auto stream = streams_[static_cast<size_t>(instruction.stream)];
   for (const int32_t event : instruction.waits) {
     if (recorded_[static_cast<size_t>(event)]) events_[static_cast<size_t>(event)].block(stream);
   }
   if (disturbance_) disturbance_(instruction.stream, stream);
   if (recorder_) recorded_entry_ = recorder_->begin(instruction, stream);
-  // Kernels run on the current stream; collectives are given theirs.
-  if (kind == Kind::kernel) {
-    before_ = c10::impl::VirtualGuardImpl(device_.type()).exchangeStream(stream);
-  }
   return stream;
 }
 
-void Lanes::end(const Instruction& instruction, c10::Stream stream, Kind kind) {
-  if (kind == Kind::kernel) c10::impl::VirtualGuardImpl(device_.type()).exchangeStream(before_);
+void Lanes::end(const Instruction& instruction, c10::Stream stream) {
   if (recorder_) recorder_->end(recorded_entry_, stream);
   if (instruction.signals == kNone) return;
   events_[static_cast<size_t>(instruction.signals)].record(stream);

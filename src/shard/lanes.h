@@ -44,9 +44,13 @@ class Lanes {
     if (on_cpu_) {
       push(instruction, kind, Start(std::move(start)));
     } else {
-      const auto stream = begin(instruction, kind);
-      start(Communicator::OnStream(stream));
-      end(instruction, stream, kind);
+      const auto stream = begin(instruction);
+      {
+        // Kernels run on the current stream; collectives are given theirs.
+        const CurrentStream current(kind == Kind::kernel ? std::optional(stream) : std::nullopt);
+        start(Communicator::OnStream(stream));
+      }
+      end(instruction, stream);
     }
   }
 
@@ -81,8 +85,20 @@ class Lanes {
   bool try_start(Queue& queue, size_t index);
   void complete(const std::shared_ptr<Item>& item);
   void note_end(Item& item);
-  c10::Stream begin(const Instruction& instruction, Kind kind);
-  void end(const Instruction& instruction, c10::Stream stream, Kind kind);
+  /// The current stream of its device while it lives, if one is given; then, whatever is thrown,
+  /// the one before.
+  class CurrentStream {
+   public:
+    explicit CurrentStream(std::optional<c10::Stream> stream);
+    ~CurrentStream();
+    CurrentStream(const CurrentStream&) = delete;
+    CurrentStream& operator=(const CurrentStream&) = delete;
+
+   private:
+    std::optional<c10::Stream> before_;
+  };
+  c10::Stream begin(const Instruction& instruction);
+  void end(const Instruction& instruction, c10::Stream stream);
   c10::Stream current() const;
 
   c10::Device device_;
@@ -99,7 +115,6 @@ class Lanes {
   std::vector<c10::Stream> streams_;  // by Stream; compute's place is not used
   std::deque<c10::Event> events_;
   std::vector<bool> recorded_;
-  c10::Stream before_;  // the current stream while a kernel's is set
 };
 
 }  // namespace sherd

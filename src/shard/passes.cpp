@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward: from the boundaries that a model crosses to the program's instructions. And what
 // happens when something throws.
+#include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -10,6 +11,7 @@
 #include <map>
 #include <sstream>
 
+#include "shard/outside_inference.h"
 #include "shard/region.h"
 #include "shard/runtime.h"
 
@@ -55,6 +57,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
       phase_ != Phase::backward, "[shard] unit '", unit.name(),
       "' is called in the backward: wrap what is computed again in sherd::recompute");
   const bool train = c10::GradMode::is_enabled() || recorded_region() != nullptr;
+  const OutsideInference normal;
   if (phase_ == Phase::resting) {
     TORCH_CHECK(
         &unit == &root(), "[shard] unit '", unit.name(), "' is called outside its root '",
@@ -83,7 +86,10 @@ UnitCall Runtime::before_forward(Unit& unit) {
     enter_unforeseen(unit);
   }
   unit.enter(Unit::Phase::forward);
-  if (pass_->train) unit.prepare_nodes();
+  if (pass_->train) {
+    unit.prepare_nodes();
+    pass_->note_first_node(call.position_);
+  }
   call.unit_ = unit.shared_from_this();
   call.pass_ = pass_;
   record_call(call);
@@ -126,7 +132,38 @@ void Runtime::run_forward(size_t until) {
   }
 }
 
+void Pass::note_first_node(int32_t position) {
+  const auto index = static_cast<size_t>(position);
+  if (first_nodes.size() <= index) first_nodes.resize(index + 1);
+  first_nodes[index] = at::sequence_number::peek();
+}
+
+// Note [Where a unit's backward begins]
+// Before a gradient goes on into the unit, the unit's parameters must be back: a hook on each
+// output sees to that. Where the output is a view and is written later (x += positions), autograd
+// replaces the view's node and goes on at the node of its base, so the base has the hook as well. A
+// tensor that merely passes through was made before the call, or is a leaf: nothing of the unit is
+// behind it, and a hook would stay on it and speak of this pass in later ones.
+void Runtime::hook_outputs(const UnitCall& call, std::span<const at::Tensor> outputs) {
+  const uint64_t first = call.pass_->first_nodes[static_cast<size_t>(call.position_)];
+  const std::weak_ptr<Runtime> runtime = weak_from_this();
+  const auto hook = [&](const at::Tensor& tensor) {
+    const auto& node = tensor.grad_fn();
+    if (!node || node->sequence_nr() < first) return;
+    tensor.register_hook([runtime, call](const at::Tensor&) {
+      if (const auto alive = runtime.lock()) alive->before_backward(call);
+    });
+  };
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    hook(output);
+    if (output.is_view()) hook(at::Tensor(output._base()));
+  }
+}
+
 void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs) {
+  const bool hooks = c10::GradMode::is_enabled() && call.pass_->train;
+  const OutsideInference normal;
   auto& unit = *call.unit_;
   if (!call.replayed_) {
     TORCH_CHECK(
@@ -148,16 +185,7 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
     frames_.pop_back();
     unit.leave();
   }
-  if (c10::GradMode::is_enabled() && call.pass_->train) {
-    // Before the gradient goes on into the unit, the unit's parameters must be back.
-    std::weak_ptr<Runtime> runtime = weak_from_this();
-    for (const auto& output : outputs) {
-      if (!output.defined() || !output.requires_grad()) continue;
-      output.register_hook([runtime, call](const at::Tensor&) {
-        if (const auto alive = runtime.lock()) alive->before_backward(call);
-      });
-    }
-  }
+  if (hooks) hook_outputs(call, outputs);
   if (!call.replayed_ && frames_.empty()) end_pass();
 }
 
@@ -193,11 +221,13 @@ void Runtime::agree_on_pass(const char* what, int64_t flags) {
   const int64_t number = ++passes_;
   const bool news = watch_.has_news();
   agreement_->start(
-      {Agreement::Kind::pass, step_, static_cast<int64_t>(program_->fingerprint()),
+      {Agreement::Kind::pass, step_,
+       static_cast<int64_t>(program_->fingerprint() ^ std::hash<std::vector<bool>>()(frozen_)),
        number << 8 | flags, news},
-      [program = program_, step = step_, number, what] {
+      [this, program = program_, step = step_, number, what, frozen = frozen_] {
         return c10::str(
-            "begins ", what, " as pass ", number, " of step ", step + 1, "\n", program->facts());
+            "begins ", what, " as pass ", number, " of step ", step + 1,
+            "\nfrozen since sharding: ", frozen_text(frozen), "\n", program->facts());
       });
   // Unknown programs are compared before anything else is sent.
   if (!verified_) agreement_->check(/*block=*/true);
@@ -348,7 +378,7 @@ void Runtime::show(const Frame& frame) {
 void Runtime::abandon() noexcept {
   if (backward_) backward_->over = true;
   if (phase_ == Phase::resting) return;
-  if (phase_ == Phase::backward) {
+  if (phase_ == Phase::backward && trains_) {
     done_ = 0;  // the step's gradients are incomplete
     spoilt_ = true;
   }

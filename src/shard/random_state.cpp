@@ -7,21 +7,29 @@
 
 #include <atomic>
 
+#include "shard/graph_random.h"
+
 namespace sherd {
 namespace {
 
-std::atomic<bool> leaves_devices{false};
+constexpr int kNoDevice = -1;
+std::atomic<int> captured_device{kNoDevice};  // its index; autograd's threads read it
 
 }  // namespace
 
-void RandomState::leave_devices(bool leave) {
-  leaves_devices = leave;
+void RandomState::set_capturing(std::optional<c10::Device> device) {
+  captured_device = device ? device->index() : kNoDevice;
 }
 
 RandomState RandomState::now() {
   RandomState state;
   state.cpu_ = at::globalContext().defaultGenerator(c10::kCPU).get_state();
-  if (leaves_devices || !at::globalContext().hasCUDA()) return state;
+  if (const int captured = captured_device; captured != kNoDevice) {
+    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(captured));
+    state.in_graph_.emplace(device, random_offset_in_graph(device));
+    return state;
+  }
+  if (!at::globalContext().hasCUDA()) return state;
   const auto& hooks = at::detail::getCUDAHooks();
   for (c10::DeviceIndex index = 0; index < hooks.deviceCount(); ++index) {
     if (!hooks.hasPrimaryContext(index)) continue;  // not in use by this process
@@ -38,6 +46,7 @@ void RandomState::restore() const {
   };
   if (cpu_.defined()) set(c10::kCPU, cpu_);
   for (const auto& [device, saved] : cuda_) set(device, saved);
+  if (in_graph_) set_random_offset_in_graph(in_graph_->first, in_graph_->second);
 }
 
 }  // namespace sherd

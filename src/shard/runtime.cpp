@@ -9,6 +9,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "shard/outside_inference.h"
 #include "shard/registry.h"
 
 namespace sherd {
@@ -42,6 +43,7 @@ std::string Runtime::full_name(const Unit& unit, const std::string& name) const 
 Runtime::~Runtime() = default;
 
 void Runtime::form(Unit& root) {
+  const OutsideInference normal;
   find_units(root);
   agreement_ = std::make_unique<Agreement>(world_);
   build(default_order());
@@ -57,6 +59,41 @@ void Runtime::form(Unit& root) {
     }
   }
   witness_ = Witness(weights);
+  frozen_.assign(frozen_now().size(), false);
+}
+
+std::vector<bool> Runtime::frozen_now() const {
+  std::vector<bool> frozen;
+  for (const auto* unit : units_) unit->add_frozen(frozen);
+  return frozen;
+}
+
+bool Runtime::is_reached() const {
+  return std::any_of(
+      units_.begin(), units_.end(), [](const Unit* unit) { return unit->is_reached(); });
+}
+
+bool Runtime::has_trainable() const {
+  return !frozen_.empty();
+}
+
+std::string Runtime::name_of_trainable(size_t number) const {
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) {
+      if (!group->traits().trainable) continue;
+      if (number < group->size()) return full_name(*unit, group->name(number));
+      number -= group->size();
+    }
+  }
+  return "";
+}
+
+std::string Runtime::frozen_text(const std::vector<bool>& frozen) const {
+  std::string text;
+  for (size_t i = 0; i < frozen.size(); ++i) {
+    if (frozen[i]) text += (text.empty() ? "" : ", ") + name_of_trainable(i);
+  }
+  return text.empty() ? "none" : text;
 }
 
 /// Units without parameters live as long as one that has some.
@@ -200,6 +237,7 @@ double Runtime::divisor() const {
 }
 
 void Runtime::use(std::shared_ptr<const Program> program) {
+  const OutsideInference normal;
   if (lanes_) lanes_->finish();
   for (auto* unit : units_) unit->hide();
   kept_ = false;
@@ -406,6 +444,7 @@ void Runtime::set_micro_batches(int64_t count) {
 
 void Runtime::check_complete(const char* caller) {
   check_resting(caller);
+  if (!has_trainable()) return;  // its backwards are of no step
   TORCH_CHECK(
       done_ == micro_batches_, "[shard] ", caller, " after ", done_, " of the ", micro_batches_,
       " backwards that make a step of '", root().name(),
@@ -426,6 +465,16 @@ void Runtime::divide_by_tokens(double tokens) {
     }
   }
   hang_gradients();
+}
+
+/// An optimizer over the module's own parameters finds no gradients there and does nothing.
+void Runtime::warn_if_unchanged() const {
+  if (step_ > 0 || done_ == 0 || done_ < micro_batches_ || world_.device().is_meta()) return;
+  if (witness_.is_empty() || versions() != published_versions_ || witness_.sees_change()) return;
+  TORCH_WARN(
+      "[shard] publish in the first step of '", root().name(),
+      "', but no main weight has changed: build the optimizer over sherd::parameters(model), not "
+      "over model->parameters(), whose gradients are never set");
 }
 
 void Runtime::publish(bool by_optimizer) {

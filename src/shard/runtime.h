@@ -36,10 +36,13 @@ struct Pass {
   int64_t weights = 0;  ///< that it computed with
   std::vector<int32_t>
       moved{};  ///< where positions are that the program has elsewhere; empty: none
+  /// By position: the number that autograd gives the first node made within the call.
+  std::vector<uint64_t> first_nodes{};
 
   int32_t place(int32_t position) const {
     return moved.empty() ? position : moved[static_cast<size_t>(position)];
   }
+  void note_first_node(int32_t position);
 };
 
 /// The units of one model at work: the program, its arena and streams, and where in it we are.
@@ -77,6 +80,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void note_edit();
   /// Throws if a unit was deleted.
   void check_whole() const;
+  /// Of the parameters that were trainable when they were sharded, in the order of
+  /// sherd::named_parameters: whether each was frozen when the last backward began.
+  const std::vector<bool>& frozen() const { return frozen_; }
+  std::vector<bool> frozen_now() const;
+  /// Warns if the first step's gradients were not used by the optimizer.
+  void warn_if_unchanged() const;
   /// Throws, naming it, if a parameter has no values.
   void check_set() const;
   /// Throws, naming the unit, if something is gathered or under way.
@@ -99,8 +108,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void begin_capture();
   void end_capture();
   void stop_capturing() noexcept;
-  void before_replay();
+  /// `version`: of the update, when the step was captured. `takes_tokens`: it divides by a number
+  /// of tokens that is to be given before each replay.
+  void before_replay(int64_t version, bool takes_tokens);
   void after_replay();
+  bool capturing() const { return capturing_; }
+  /// Changes when the optimizer's table of work does: graphs have the old one.
+  int64_t update_version() const { return update_version_; }
+  void note_new_update() { ++update_version_; }
+  void note_tokens_captured() { tokens_captured_ = true; }
+  bool take_tokens_captured() { return std::exchange(tokens_captured_, false); }
+  void note_tokens_given() { tokens_given_ = true; }
+  /// Whether a function that writes a parameter's gradient itself may do so now: in a backward
+  /// with `inputs` autograd decides which gradients are wanted.
+  bool takes_all_gradients() const { return !partial_; }
 
   // ---- diagnostics -------------------------------------------------------------------------
   void set_watch(const WatchOptions& options);
@@ -167,6 +188,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int32_t region_number(int32_t expected);
   std::pair<Order, std::vector<int32_t>> without_skipped(const Order& order);
   UnitCall replay(Unit& unit);
+  void hook_outputs(const UnitCall& call, std::span<const at::Tensor> outputs);
   struct Backward {
     std::mutex mutex;  // of its failure, which two threads see
     std::condition_variable ended;
@@ -175,6 +197,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   class BackwardEnd;
   void fail(Backward& backward) noexcept;
   void begin_backward(const std::shared_ptr<Pass>& pass, bool idle);
+  bool is_reached() const;
+  bool has_trainable() const;
+  std::string name_of_trainable(size_t number) const;
+  std::string frozen_text(const std::vector<bool>& frozen) const;
   void run_backward(int32_t until);
   void finish_backward();
   void hang_gradients();
@@ -215,11 +241,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t micro_batches_ = 1;
   int64_t done_ = 0;  // backwards
   int64_t step_ = 0;
-  int64_t passes_ = 0;      // of the step, that communicate
-  bool changed_ = false;    // weights, since the last pass
-  int64_t weights_ = 0;     // how often they were changed
-  bool kept_ = false;       // units that stay gathered are so
-  bool divided_ = false;    // by the tokens
+  int64_t passes_ = 0;    // of the step, that communicate
+  bool changed_ = false;  // weights, since the last pass
+  int64_t weights_ = 0;   // how often they were changed
+  bool kept_ = false;     // units that stay gathered are so
+  bool divided_ = false;  // by the tokens
+  std::vector<bool> frozen_;
+  int64_t update_version_ = 0;
   std::string fixed_;       // why addresses may not change any more; empty: they may
   bool confirmed_ = false;  // the order was seen, by all ranks alike
   bool verified_ = false;   // the program is known to be the same on all ranks
@@ -231,8 +259,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool report_due_ = false;
   int64_t issued_ = 0;  // collectives
   bool recovering_ = false;
-  bool capturing_ = false;  // a graph, on the current stream
-  bool spoilt_ = false;     // gradients of the step were left incomplete by an exception
+  bool capturing_ = false;        // a graph, on the current stream
+  bool tokens_captured_ = false;  // by the capture that is under way
+  bool tokens_given_ = false;     // for the next replay
+  bool spoilt_ = false;           // gradients of the step were left incomplete by an exception
 
   // The pass.
   Phase phase_ = Phase::resting;
@@ -240,6 +270,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const Section* section_ = nullptr;
   size_t cursor_ = 0;  // the next boundary
   BackwardFlags backward_flags_;
+  bool trains_ = true;    // the backward: it brings gradients to parameters
+  bool partial_ = false;  // the backward: autograd was asked for some gradients only
   std::vector<Frame> frames_;
   bool idle_ = false;
   bool deviated_ = false;

@@ -9,6 +9,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cmath>
+#include <unordered_set>
 
 #include "shard/registry.h"
 #include "shard/runtime.h"
@@ -60,13 +61,52 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
 
 std::vector<at::Tensor> parameters(const torch::nn::Module& model) {
   std::vector<at::Tensor> result;
-  for (auto& [name, tensor] : named_parameters(model)) result.push_back(std::move(tensor));
+  for (auto& [name, tensor] : named_parameters(model)) {
+    if (tensor.numel() > 0) result.push_back(std::move(tensor));
+  }
   return result;
 }
 
 void publish(const torch::nn::Module& model) {
-  Runtime::of_model(model, "publish")->publish();
+  const auto runtime = Runtime::of_model(model, "publish");
+  runtime->warn_if_unchanged();
+  runtime->publish();
 }
+
+namespace {
+
+/// Torch's optimizers skip tensors without a gradient: over the wrong ones they would do nothing,
+/// step after step.
+void check_updates(const Runtime& runtime, torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const c10::TensorImpl*> mine;
+  for (const auto* unit : runtime.units()) {
+    for (const auto& group : unit->groups()) {
+      if (!group->traits().trainable) continue;
+      for (const auto& piece : group->main_pieces()) {
+        if (piece.numel() > 0) mine.insert(piece.unsafeGetTensorImpl());
+      }
+    }
+  }
+  bool updates = mine.empty();
+  for (const auto& param_group : optimizer.param_groups()) {
+    for (const auto& parameter : param_group.params()) {
+      const auto owner = find_owner(parameter);
+      TORCH_CHECK_VALUE(
+          !owner.unit, "[shard] the optimizer was built over model->parameters(): '",
+          owner.unit ? runtime.full_name(
+                           *owner.unit, owner.unit->groups()[owner.group]->name(owner.member))
+                     : "",
+          "' is the module's parameter, which has no gradient of its own and would never change; "
+          "build the optimizer over sherd::parameters(model)");
+      updates = updates || mine.contains(parameter.unsafeGetTensorImpl());
+    }
+  }
+  TORCH_CHECK_VALUE(
+      updates, "[shard] the optimizer updates none of the main weights of '", runtime.root().name(),
+      "': build it over sherd::parameters(model)");
+}
+
+}  // namespace
 
 void step(
     const torch::nn::Module& model,
@@ -74,7 +114,12 @@ void step(
     const StepOptions& options) {
   const auto runtime = Runtime::of_model(model, "step");
   runtime->check_complete("optimizer.step()");
+  check_updates(*runtime, optimizer);
   const bool per_token = runtime->root().options().loss == Loss::per_token;
+  TORCH_CHECK(
+      !per_token || !runtime->capturing(), "[shard.graph] the loss of '", runtime->root().name(),
+      "' is per token, and torch's optimizers can't divide by a number that the graph reads: use "
+      "sherd::AdamW and its set_tokens");
   TORCH_CHECK_VALUE(
       !per_token || options.tokens, "[shard] the loss of '", runtime->root().name(),
       "' is per token: say how many this rank had with sherd::step(model, optimizer, {.tokens = "
@@ -217,7 +262,8 @@ std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {
   const auto owner = find_owner(parameter);
   if (!owner.unit) return std::nullopt;
   if (owner.unit->runtime) owner.unit->runtime->notice_failure();
-  if (!owner.unit->collecting) return std::nullopt;
+  if (!owner.unit->collecting || !parameter.requires_grad()) return std::nullopt;
+  if (owner.unit->runtime && !owner.unit->runtime->takes_all_gradients()) return std::nullopt;
   // A hook on the parameter has to see its gradient.
   if (!torch::autograd::impl::hooks(parameter).empty()) return std::nullopt;
   const auto target = owner.unit->groups()[owner.group]->take_target(owner.member);

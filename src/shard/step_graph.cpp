@@ -18,6 +18,8 @@ struct StepGraph::State {
   std::shared_ptr<Runtime> runtime;
   c10::cuda::CUDAStream stream;
   std::unique_ptr<at::cuda::CUDAGraph> graph;
+  int64_t update_version = 0;  // of the runtime, as the graph has it
+  bool takes_tokens = false;
 };
 
 StepGraph::StepGraph(const torch::nn::Module& model) {
@@ -77,6 +79,8 @@ void StepGraph::capture(const std::function<void()>& step) {
   }
   graph->capture_end();
   state_->graph = std::move(graph);
+  state_->update_version = runtime.update_version();
+  state_->takes_tokens = runtime.take_tokens_captured();
 }
 
 bool StepGraph::is_captured() const {
@@ -85,7 +89,7 @@ bool StepGraph::is_captured() const {
 
 void StepGraph::replay() {
   TORCH_CHECK(state_->graph, "[shard.graph] replay before capture");
-  state_->runtime->before_replay();
+  state_->runtime->before_replay(state_->update_version, state_->takes_tokens);
   on_stream([&] { state_->graph->replay(); });
   state_->runtime->after_replay();
 }

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
@@ -73,6 +74,15 @@ GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, c
       traits.mesh.has(inner) && (outer.empty() || traits.mesh.has(outer)), "[shard] parameter '",
       candidate.name, "' is to be sharded over the axes '", inner, "' and '", outer,
       "', which its mesh does not have: name its data-parallel axes");
+  for (const auto& axis : traits.mesh.axes()) {
+    // Whether ranks along another axis hold the same elements or others decides what a norm is.
+    TORCH_CHECK_VALUE(
+        axis.size == 1 || axis.name == inner || axis.name == outer || axis.name == "ep",
+        "[shard] parameter '", candidate.name, "' has a mesh with the axis '", axis.name, "' of ",
+        axis.size,
+        " ranks, which is neither data-parallel nor 'ep' (experts): gradient norms are not defined "
+        "over it; name it in options.axes if it is data-parallel, or leave it out of the mesh");
+  }
   if (traits.axes.outer.empty()) {
     // Without an outer axis nothing can be spread over one.
     const auto& optimizer = traits.placement.spreads(Role::optimizer);
@@ -219,6 +229,30 @@ void Unit::prepare_nodes() {
         std::make_shared<ParameterNode>(parameter, weak_from_this(), member.group, member.index);
     torch::autograd::impl::set_grad_accumulator(parameter, member.node);
   }
+}
+
+void Unit::add_frozen(std::vector<bool>& frozen) const {
+  for (const auto& member : members_) {
+    if (!groups_[member.group]->traits().trainable) continue;
+    const auto impl = member.parameter.lock();
+    frozen.push_back(impl.defined() && !impl->requires_grad());
+  }
+}
+
+bool Unit::is_reached() const {
+  // Null, or empty, where autograd computes all gradients there are. autograd::grad and a backward
+  // with `inputs` name the nodes that they need.
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  const bool all = !wanted || wanted->empty();
+  for (const auto& member : members_) {
+    if (!groups_[member.group]->traits().trainable) continue;
+    const auto impl = member.parameter.lock();
+    if (!impl.defined() || !impl->requires_grad()) continue;
+    if (all) return true;
+    const auto found = wanted->find(member.node.get());
+    if (found != wanted->end() && found->second.needed_) return true;
+  }
+  return false;
 }
 
 void Unit::show() {

@@ -57,6 +57,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Gradients of the parameters arrive at nodes of ours, made for the stream that is current.
   void prepare_nodes();
+  /// Appends, for each parameter that was trainable when it was sharded, whether it is frozen now.
+  void add_frozen(std::vector<bool>& frozen) const;
+  /// Whether the backward that autograd runs on this thread, or any outside one, brings a gradient
+  /// to one of the parameters.
+  bool is_reached() const;
 
   int64_t sequence = 0;  // in which units were sharded
 

@@ -21,6 +21,7 @@ class Witness {
   void note();
   /// Whether one has changed since. Blocks the host until the current stream is done.
   bool sees_change() const;
+  bool is_empty() const { return count_ == 0; }
   int64_t bytes() const { return noted_.defined() ? static_cast<int64_t>(noted_.nbytes()) : 0; }
 
  private:

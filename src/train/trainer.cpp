@@ -255,6 +255,7 @@ StepMetrics Trainer::step(int64_t number, Checkpoints& checkpoints) {
     checkpoints.before_update();
     std::vector<Batch> batches;
     for (const auto& samples : samples_of) batches.push_back(data_.load(samples, world_.device()));
+    if (per_token) optimizer_.set_tokens(mine);  // for the replay
     total = graph_->run(batches, [&](const std::vector<Batch>& given, at::Tensor& sum) {
       for (const auto& batch : given) pass(batch, sum);
       optimizer_.step(options);

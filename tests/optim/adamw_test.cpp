@@ -51,6 +51,14 @@ struct FlatModelImpl : torch::nn::Module {
 };
 SHERD_MODULE(FlatModel);
 
+/// One element: most ranks have nothing of it.
+struct SingleImpl : torch::nn::Module {
+  SingleImpl() { weight = register_parameter("weight", torch::ones({1, 1})); }
+  at::Tensor forward(double factor) { return (weight * factor).sum(); }
+  at::Tensor weight;
+};
+SHERD_MODULE(Single);
+
 FlatModel make_model(uint64_t seed = 4) {
   torch::manual_seed(seed);
   FlatModel model;
@@ -98,6 +106,96 @@ TEST_P(AdamWRanks, EqualsTorchsOverAHundredStepsOfTheSameGradients) {
   EXPECT_EQ(optimizer.updates(), 100);
 }
 
+TEST_P(AdamWRanks, AFrozenParameterStaysAndGoesOnFromThere) {
+  auto model = make_sharded(options());
+  auto reference = make_model();
+  AdamW optimizer(model, {.rate = 2e-3, .decay = 0.1});
+  torch::optim::AdamW torchs(
+      reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
+  // Some from the start, some after a while, some of them smaller than the number of ranks.
+  const auto set_trainable = [&](size_t unit, bool trainable) {
+    for (auto* each : {&model, &reference}) {
+      for (const size_t i : {0u, 1u, 2u}) {
+        (*each)->units[unit]->weights[i].set_requires_grad(trainable);
+      }
+    }
+  };
+  const auto moments_of = [&](const std::string& unit) {
+    std::vector<at::Tensor> result;
+    for (const auto& [name, first, second] : optimizer.moments()) {
+      if (!name.starts_with(unit) || name.back() > '2') continue;
+      result.push_back(first.clone());
+      result.push_back(second.clone());
+    }
+    return result;
+  };
+  set_trainable(0, false);
+  train_both(model, optimizer, reference, torchs, 5);
+  expect_weights(full_parameters(model), *reference, 1e-6);
+  set_trainable(1, false);
+  const auto moments = moments_of("unit1.");
+  train_both(model, optimizer, reference, torchs, 5, 5);
+  expect_weights(full_parameters(model), *reference, 1e-6);
+  expect_same_bits(moments_of("unit1."), moments);
+  // Another optimizer goes on from there, as after a checkpoint.
+  AdamW resumed(model, {.rate = 2e-3, .decay = 0.1});
+  for (size_t i = 0; i < optimizer.moments().size(); ++i) {
+    resumed.moments()[i].first.copy_(optimizer.moments()[i].first);
+    resumed.moments()[i].second.copy_(optimizer.moments()[i].second);
+  }
+  resumed.set_progress(optimizer.progress());
+  set_trainable(0, true);
+  train_both(model, resumed, reference, torchs, 5, 10);
+  set_trainable(1, true);
+  train_both(model, resumed, reference, torchs, 5, 15);
+  expect_weights(full_parameters(model), *reference, 1e-6);
+  EXPECT_EQ(resumed.updates(), 20);
+}
+
+TEST_P(AdamWRanks, TorchsOptimizersGetNoEmptyTensors) {
+  for (const auto kind : {Optimizer::sgd, Optimizer::adamw}) {
+    auto model = make_sharded(options());
+    auto reference = make_model();
+    const auto mine = parameters(model);
+    for (const auto& piece : mine) EXPECT_GT(piece.numel(), 0);
+    EXPECT_EQ(named_parameters(model).size(), reference->parameters().size());
+    const auto optimizer = make_optimizer(kind, mine);
+    const auto torchs = make_optimizer(kind, reference->parameters());
+    for (int64_t i = 0; i < 10; ++i) {
+      model(i).backward();
+      step(model, *optimizer);
+      reference->zero_grad();
+      reference->forward(i).backward();
+      torchs->step();
+    }
+    expect_weights(full_parameters(model), *reference, 1e-6);
+  }
+}
+
+TEST_P(AdamWRanks, ARankMayHaveNoElementsAtAll) {
+  for (const auto kind : {Optimizer::sgd, Optimizer::adamw}) {
+    Single reference;
+    Single model;
+    {
+      const torch::NoGradGuard no_grad;
+      reference->weight.fill_(0.5);
+      model->weight.fill_(0.5);
+    }
+    to_device(*model);
+    fully_shard(model, options());
+    const auto optimizer = make_optimizer(kind, parameters(model));
+    const auto torchs = make_optimizer(kind, reference->parameters());
+    for (int64_t i = 0; i < 3; ++i) {
+      model(2.0).backward();
+      step(model, *optimizer);
+      reference->zero_grad();
+      reference->forward(2.0).backward();
+      torchs->step();
+    }
+    expect_weights(full_parameters(model), *reference, 1e-6);
+  }
+}
+
 TEST_P(AdamWRanks, ClipsByTheNormOfTheUnshardedModel) {
   auto model = make_sharded(options());
   auto reference = make_model();
@@ -121,7 +219,7 @@ TEST_P(AdamWRanks, EmptyLocalShardsDoNotCorruptTheirNeighbours) {
   AdamW optimizer(model, {.rate = 0, .decay = 0});
   const auto before = full_parameters(model);
   int64_t empty = 0;
-  for (const auto& piece : parameters(model)) empty += piece.numel() == 0;
+  for (const auto& [name, piece] : named_parameters(model)) empty += piece.numel() == 0;
   const bool sharded = GetParam().placement.spreads(Role::optimizer).inner == Spread::shard;
   if (sharded && test_world().size() >= 3) {
     EXPECT_GT(empty, 0);

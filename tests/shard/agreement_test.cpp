@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that do not do the same: each gets an error that names both sides, and the world goes on.
 // What leaves operations behind that other ranks never join is in one_rank_fails_test.py.
+#include <torch/csrc/autograd/autograd.h>
+
 #include <chrono>
 
 #include "shard/rig.h"
@@ -61,6 +63,25 @@ TEST(AgreementTest, DifferentMicroBatchesNameBothNumbers) {
   shard(model, flat_options());
   micro_batches(model, odd_one() ? 3 : 2);
   expect_disagreement({"micro-batches: 2", "micro-batches: 3"}, [&] { loss_of(model); });
+}
+
+TEST(AgreementTest, AParameterThatOneRankFreezesIsNamed) {
+  auto model = make_model();
+  shard(model, flat_options());
+  if (odd_one()) model->blocks[1]->up->weight.set_requires_grad(false);
+  expect_disagreement(
+      {"frozen since sharding: none", "frozen since sharding: block1.up.weight"},
+      [&] { loss_of(model).backward(); });
+}
+
+TEST(AgreementTest, AGradientOfAnInputOnOneRankIsNoBackward) {
+  auto model = make_model();
+  shard(model, flat_options());
+  const auto x = torch::ones({4, 7}).to(test_world().device()).set_requires_grad(true);
+  const auto loss = model(x, torch::zeros({4, 3}).to(test_world().device()));
+  expect_disagreement({"a backward as pass", "a backward that reaches no parameter"}, [&] {
+    odd_one() ? void(torch::autograd::grad({loss}, {x})) : loss.backward();
+  });
 }
 
 TEST(AgreementTest, DifferentOrdersOfShardingNameBothUnits) {

@@ -214,7 +214,7 @@ TEST_P(BehaviourTest, AModuleRegisteredUnderTwoNamesIsOneUnit) {
   };
   Twin twin(options(), 4, Twin::shard_in_order, register_again);
   EXPECT_EQ(program(twin.model).units().size(), 5u);
-  EXPECT_EQ(parameters(twin.model).size(), 4u * 5 + 3);
+  EXPECT_EQ(named_parameters(twin.model).size(), 4u * 5 + 3);
   twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
 }
 

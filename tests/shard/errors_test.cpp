@@ -96,6 +96,25 @@ TEST(ErrorsTest, AMeshWithoutTheDataAxisIsRefusedWithTheAxis) {
   expect_trains(model);
 }
 
+TEST(ErrorsTest, AMeshWithAnAxisOfUnknownUseIsRefusedWithTheAxis) {
+  const int64_t ranks = test_world().size();
+  auto model = small_model();
+  const ShardOptions options{.mesh = shared_mesh({{"dp", 1}, {"tp", ranks}})};
+  if (ranks > 1) {
+    expect_error(
+        {"[shard]", "'in.weight'", "'tp'", c10::str(ranks, " ranks"), "'ep'", "options.axes"},
+        [&] { fully_shard(model, options); });
+    // A rule's mesh, too.
+    ShardOptions rule{.mesh = flat_mesh()};
+    rule.rules = {{.match = "out.*", .mesh = options.mesh}};
+    expect_error({"[shard]", "'out.weight'", "'tp'"}, [&] { fully_shard(model, rule); });
+    shard_all(model, {.mesh = flat_mesh()});
+  } else {
+    shard_all(model, options);  // alone it is no one else's
+  }
+  expect_trains(model);
+}
+
 TEST(ErrorsTest, ShardingOverAnOuterAxisThatIsNotThereNamesTheParameter) {
   using enum Strategy;
   auto model = small_model();

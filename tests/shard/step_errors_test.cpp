@@ -46,6 +46,50 @@ TEST(ErrorsTest, ASecondUpdateOfAStepChangesNothing) {
   rig.train();
 }
 
+TEST(ErrorsTest, AnOptimizerOverTheModulesOwnParametersIsRefused) {
+  for (const auto& way : all_ways()) {
+    SCOPED_TRACE(way.name);
+    Rig rig({.way = way});
+    const auto wrong = make_optimizer(Optimizer::adamw, rig.model->parameters());
+    const auto before = main_weights(*rig.model);
+    rig.pass(0);
+    expect_error(
+        {"[shard]", "'in.weight'", "model->parameters()", "sherd::parameters(model)"},
+        [&] { step(rig.model, *wrong); });
+    expect_error(
+        {"[shard]", "none of the main weights of 'Moody'", "sherd::parameters(model)"},
+        [&] { step(rig.model, *rig.twin_optimizer); });
+    expect_same_bits(main_weights(*rig.model), before);
+    rig.update();
+    rig.expect_alike();
+    rig.train();
+  }
+}
+
+/// What is said on the way.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { text += warning.msg(); }
+  std::string text;
+};
+
+TEST(ErrorsTest, APublishThatChangesNothingInTheFirstStepWarns) {
+  Rig rig;
+  Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  rig.pass(0);
+  make_optimizer(Optimizer::adamw, rig.model->parameters())->step();  // finds no gradients
+  publish(rig.model);
+  EXPECT_NE(warnings.text.find("sherd::parameters(model)"), std::string::npos) << warnings.text;
+  warnings.text.clear();
+  rig.forward().backward();
+  rig.optimizer->step();
+  publish(rig.model);
+  rig.forward().backward();
+  publish(rig.model);  // a step that is thrown away, with a purpose
+  EXPECT_EQ(warnings.text, "");
+}
+
 TEST(ErrorsTest, ABackwardAfterTheLastNamesBothNumbers) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step as a graph, and symmetric memory, give the losses that they give without.
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include "ranks/rank_world.h"
+#include "shard/lanes.h"
+#include "sherd/nn/recompute.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
@@ -23,6 +27,7 @@ struct Way {
   int64_t outer = 1;
   std::string outer_strategy = "no_shard";
   std::string recompute = "none";
+  bool per_token = false;
 };
 
 Configuration graphed_configuration(const Way& way) {
@@ -40,6 +45,7 @@ Configuration graphed_configuration(const Way& way) {
   all.memory.symmetric = way.symmetric;
   all.precision.recipe = "bf16_o2";
   all.train.recompute = way.recompute;
+  if (way.per_token) all.train.loss = "per_token";
   all.optim.clip = 1.0;
   all.model = resolved(all.model);
   return all;
@@ -69,10 +75,11 @@ std::vector<double> losses(const Way& way, int64_t steps) {
       for (const auto& batch : given) {
         const auto loss = call(*model, batch);
         sum += loss.detach();
-        (loss / 64).backward();
+        (way.per_token ? loss : loss / 64).backward();
       }
-      optimizer.step();
+      optimizer.step(way.per_token ? StepOptions{.tokens = 40 + 3 * step} : StepOptions{});
     };
+    if (graph && way.per_token) optimizer.set_tokens(40 + 3 * step);
     at::Tensor sum;
     if (graph) {
       sum = graph->run(batches, make);
@@ -102,6 +109,130 @@ TEST_F(GraphTest, ReplaysGiveTheLossesOfEagerStepsBitForBit) {
         losses({.recompute = recompute}, kSteps))
         << recompute;
   }
+}
+
+TEST_F(GraphTest, ReplaysDivideByTheTokensOfTheirOwnStep) {
+  EXPECT_EQ(losses({.graph = true, .per_token = true}, 8), losses({.per_token = true}, 8));
+}
+
+/// Drops half of its input, the same half in the forward and in the recompute.
+struct DropImpl : torch::nn::Module {
+  DropImpl() { linear = register_module("linear", torch::nn::Linear(64, 64)); }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto drop = [this](const at::Tensor& y) {
+      return at::dropout(linear(y).tanh(), 0.5, /*train=*/true);
+    };
+    auto y = at::rand_like(x) + x;  // random numbers outside a recompute as well
+    for (int i = 0; i < 2; ++i) y = recompute(drop, y);
+    return y.square().mean();
+  }
+  torch::nn::Linear linear{nullptr};
+};
+SHERD_MODULE(Drop);
+
+/// A model with random numbers, its optimizer and its step.
+struct DropRun {
+  DropRun() {
+    torch::manual_seed(5);
+    model->to(test_world().device());
+    fully_shard(model, {.mesh = Mesh(test_world(), {{"dp", test_world().size()}})});
+    optimizer.emplace(model);
+    graph.emplace(*model);
+    torch::manual_seed(6 + test_world().rank());
+  }
+  void step() {
+    model(at::ones({8, 64}, test_world().device())).backward();
+    optimizer->step();
+  }
+  void step_on_stream() {
+    graph->on_stream([this] { step(); });
+  }
+  std::vector<at::Tensor> weights() const {
+    std::vector<at::Tensor> result;
+    for (const auto& one : parameters(model)) result.push_back(one.clone());
+    return result;
+  }
+  Drop model;
+  std::optional<AdamW> optimizer;
+  std::optional<StepGraph> graph;
+};
+
+std::string error_of(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "nothing was thrown";
+}
+
+TEST_F(GraphTest, RandomNumbersInARecomputeAreThoseOfTheForward) {
+  DropRun plain;
+  for (int i = 0; i < 8; ++i) plain.step_on_stream();
+  DropRun graphed;
+  for (int i = 0; i < 2; ++i) graphed.step_on_stream();
+  graphed.graph->capture([&] { graphed.step(); });
+  for (int i = 2; i < 8; ++i) graphed.graph->replay();
+  const auto one = plain.weights(), other = graphed.weights();
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], other[i])) << i;
+}
+
+TEST_F(GraphTest, AReplayAfterAParameterWasFrozenIsRefusedByName) {
+  DropRun run;
+  for (int i = 0; i < 2; ++i) run.step_on_stream();
+  run.graph->capture([&] { run.step(); });
+  run.graph->replay();
+  run.model->linear->bias.set_requires_grad(false);
+  const auto text = error_of([&] { run.graph->replay(); });
+  EXPECT_NE(text.find("'linear.bias' was frozen since"), std::string::npos) << text;
+  const auto early = error_of([&] { run.graph->capture([&] { run.step(); }); });
+  EXPECT_NE(early.find("run one outside the graph first"), std::string::npos) << early;
+  run.step_on_stream();
+  run.graph->capture([&] { run.step(); });
+  const auto before = run.weights();
+  run.graph->replay();
+  const auto after = run.weights();
+  size_t changed = 0;
+  for (size_t i = 0; i < before.size(); ++i) changed += !at::equal(before[i], after[i]);
+  EXPECT_EQ(changed, 1u) << "the weight alone";
+}
+
+TEST_F(GraphTest, AReplayWithoutItsTokensIsRefused) {
+  auto configuration = configuration_of({.per_token = true});
+  configuration.data.micro_batches = 1;
+  const auto model = model_of(configuration, mesh_of(configuration.shard, test_world()));
+  AdamW optimizer(*model, optimizer_of(configuration, *model));
+  const auto numbers = at::TensorOptions().dtype(at::kLong).device(test_world().device());
+  const Batch batch{at::ones({1, 32}, numbers), at::ones({1, 32}, numbers)};
+  StepGraph graph(*model);
+  const auto step = [&] {
+    call(*model, batch).backward();
+    optimizer.step({.tokens = 32});
+  };
+  for (int i = 0; i < 2; ++i) graph.on_stream(step);
+  graph.capture(step);
+  const auto text = error_of([&] { graph.replay(); });
+  EXPECT_NE(text.find("optimizer.set_tokens"), std::string::npos) << text;
+  optimizer.set_tokens(32);
+  graph.replay();
+  EXPECT_GT(optimizer.gradient_norm(), 0);
+}
+
+TEST_F(GraphTest, AKernelThatThrowsLeavesTheCurrentStreamAsItWas) {
+  Lanes lanes(test_world().device(), 1);
+  Instruction instruction;
+  instruction.stream = Stream::reduce;
+  const auto before = c10::cuda::getCurrentCUDAStream();
+  EXPECT_THROW(
+      lanes.issue(
+          instruction, Lanes::Kind::kernel,
+          [&](Communicator::OnStream stream) -> Work {
+            EXPECT_EQ(c10::cuda::getCurrentCUDAStream().unwrap(), *stream);
+            throw std::runtime_error("a kernel");
+          }),
+      std::runtime_error);
+  EXPECT_EQ(c10::cuda::getCurrentCUDAStream(), before);
 }
 
 TEST_F(GraphTest, ModelsWithExpertsAndMambaCanBeCaptured) {

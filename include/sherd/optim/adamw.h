@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,11 @@ struct AdamWOptions {
 
 /// AdamW on the shards of a model: one pass that clips, updates, decays and publishes. Nothing of a
 /// step waits for the host on a GPU: rate, step, norm and scale stay on the device.
+///
+/// A parameter that is frozen (`set_requires_grad(false)`, on all ranks alike) when the last
+/// backward of a step begins is left out of the update, as by torch's AdamW: neither weight nor
+/// moments change, and when it is trained again it goes on from there. The first step after such a
+/// change waits for the device.
 class SHERD_API AdamW {
  public:
   /// Changes nothing of the model. The model must be sharded whole, root last.
@@ -68,6 +74,9 @@ class SHERD_API AdamW {
 
   /// For the steps to come.
   void set_rate(double rate);
+  /// For the next replay of a step that was captured (StepGraph) and whose loss is per token: this
+  /// rank's tokens, in place of what step() was given in the capture.
+  void set_tokens(int64_t tokens);
   /// The loss times its scale; as it is, where it has none. For backward().
   at::Tensor scale(const at::Tensor& loss) const;
 
@@ -90,6 +99,8 @@ class SHERD_API AdamW {
     int64_t updates = 0;
     double loss_scale = 1;
     int64_t healthy = 0;  ///< updates since the loss's scale was changed
+    /// By parameter, where any: updates that it was left out of because it was frozen.
+    std::map<std::string, int64_t> missed{};
   };
   Progress progress() const;
   void set_progress(const Progress& progress);

@@ -41,7 +41,9 @@ void fully_shard(
 // ---- the step; `model` is a root
 // -----------------------------------------------------------------
 
-/// How many backwards make a step; 1 unless said.
+/// How many backwards make a step; 1 unless said. A backward that brings a gradient to no
+/// parameter (autograd::grad with respect to an input, a model that is frozen whole) does not
+/// count; all ranks run it alike.
 SHERD_API void micro_batches(const torch::nn::Module& model, int64_t count);
 /// The pass of a rank that has no data for it: takes part in every collective, with zero gradients.
 /// Counts as a forward and backward, or under NoGradGuard as a forward.
@@ -49,10 +51,13 @@ SHERD_API void idle_pass(const torch::nn::Module& model);
 /// Blocks until all communication is done.
 SHERD_API void finish(const torch::nn::Module& model);
 
-/// What an optimizer updates: of each trainable parameter, this rank's elements of the main weight
-/// (flat, maybe none). They have gradients from the end of the step's last backward to publish().
+/// The tensors for an optimizer: of each trainable parameter, this rank's elements of the main
+/// weight, flat. Parameters that this rank has no elements of are left out, so ranks may get
+/// different numbers of tensors, or none. They have gradients from the end of the step's last
+/// backward to publish(), except those of parameters that are frozen by then.
 SHERD_API std::vector<at::Tensor> parameters(const torch::nn::Module& model);
-/// The same, with the parameters' names.
+/// The same with the parameters' names, on all ranks alike: an empty tensor where this rank has no
+/// elements.
 SHERD_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(
     const torch::nn::Module& model);
 /// After the optimizer's step: the model computes with the new weights from the next pass on.
@@ -63,7 +68,8 @@ struct StepOptions {
   std::optional<int64_t> tokens{};
 };
 /// Update and publish: divides by all ranks' tokens where the loss is per token, lets the optimizer
-/// (over sherd::parameters) step, and publishes.
+/// step, and publishes. The optimizer must be built over sherd::parameters(model): another one is
+/// refused.
 SHERD_API void step(
     const torch::nn::Module& model,
     torch::optim::Optimizer& optimizer,

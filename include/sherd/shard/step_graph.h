@@ -15,10 +15,12 @@ namespace sherd {
 /// A whole step (all micro-batches, reductions, clipping, update) as one CUDA graph: replaying it
 /// costs the host one call. What the step reads must lie where it lay when it was captured (copy
 /// new tokens there), and so does what it leaves (the loss). The optimizer's rate may change
-/// between replays.
+/// between replays; where the loss is per token, AdamW::set_tokens says before each replay how many
+/// tokens this rank has. Random numbers differ from replay to replay as they do from step to step.
 ///
 /// Run some steps first, on `stream()`. Afterwards units keep their addresses: another order of
-/// them is an error. Steps outside the graph may come between replays.
+/// them is an error, and so is a replay after a parameter was frozen or made trainable. Steps
+/// outside the graph may come between replays.
 class SHERD_API StepGraph {
  public:
   /// Throws, naming the reason, where a step of the model can't be captured: no GPU, or memory that

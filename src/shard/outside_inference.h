@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <optional>
+
+namespace sherd {
+
+/// While it lives, no gradients are recorded, and tensors are normal ones although the caller may
+/// be in c10::InferenceMode: a buffer that outlives the call is written by later training steps,
+/// which torch refuses for tensors made in inference mode.
+class OutsideInference {
+ public:
+  OutsideInference() {
+    if (c10::InferenceMode::is_enabled()) normal_.emplace(false);
+    no_grad_.emplace();
+  }
+
+ private:
+  std::optional<c10::InferenceMode> normal_;
+  std::optional<c10::NoGradGuard> no_grad_;  // ends first: it restores the mode before
+};
+
+}  // namespace sherd
