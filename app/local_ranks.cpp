@@ -30,12 +30,13 @@ const char* variable(std::initializer_list<const char*> names) {
 }
 
 volatile pid_t child = -1;
-volatile std::sig_atomic_t asked = 0;
+StopRequests requests;
 
 /// Open MPI hands SIGUSR1 to the ranks; with SIGTERM it ends them.
 void forward(int) {
-  if (child > 0) kill(child, asked == 0 ? SIGUSR1 : SIGTERM);
-  asked = 1;
+  const auto kind = requests.note(rising_seconds());
+  if (child <= 0 || kind == StopRequests::Kind::repeat) return;
+  kill(child, kind == StopRequests::Kind::first ? SIGUSR1 : SIGTERM);
 }
 
 }  // namespace

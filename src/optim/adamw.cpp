@@ -11,6 +11,7 @@
 #include "shard/match.h"
 #include "shard/outside_inference.h"
 #include "shard/runtime.h"
+#include "sherd/shard/diagnostics.h"
 
 namespace sherd {
 namespace {
@@ -281,9 +282,12 @@ void AdamW::step(const StepOptions& options) {
 void AdamW::State::check_finite(Runtime& from) const {
   if (value(control::skip) == 0) return;
   from.report(": no weight was changed");
-  TORCH_CHECK(
-      false, "[optim] the gradient of '", from.root().name(), "' has no finite norm in step ",
-      from.steps(), ": no weight was changed");
+  throw NotFiniteError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+      c10::str(
+          "[optim] the gradient of '", from.root().name(), "' has no finite norm in step ",
+          from.steps(), ": no weight was changed"),
+      {});
 }
 
 void AdamW::set_rate(double rate) {
@@ -316,6 +320,9 @@ double AdamW::loss_scale() const {
 }
 double AdamW::gradient_norm() const {
   return state_->value(control::norm);
+}
+at::Tensor AdamW::gradient_norm_on_device() const {
+  return state_->field(control::norm).clone();
 }
 AdamW::Progress AdamW::progress() const {
   Progress result{updates(), loss_scale(), static_cast<int64_t>(state_->value(control::healthy))};

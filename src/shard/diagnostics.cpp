@@ -73,9 +73,12 @@ std::vector<Finding> Runtime::findings() {
 void Runtime::report(const char* consequence) {
   report_due_ = false;
   std::vector<std::string> errors;
-  for (const auto& one : findings()) {
+  std::vector<Finding> found;
+  for (auto& one : findings()) {
     if (one.fault != Fault::exploding) {
-      if (!watch_.expects_overflow()) errors.push_back(one.text());
+      if (watch_.expects_overflow()) continue;
+      errors.push_back(one.text());
+      found.push_back(std::move(one));
     } else if (world_.rank() == 0) {
       TORCH_WARN("[shard.watch] ", one.text());
     }
@@ -83,13 +86,16 @@ void Runtime::report(const char* consequence) {
   if (errors.empty()) return;
   const size_t more = errors.size() - std::min(errors.size(), kTold);
   errors.resize(errors.size() - more);
-  TORCH_CHECK(
-      false, "[shard.watch] ", c10::Join("; ", errors),
-      more > 0 ? c10::str("; and ", more, " more") : "",
-      watch_.options().before_reduction
-          ? ""
-          : " (sherd::watch(model, {.before_reduction = true}) names the rank, too)",
-      consequence);
+  throw NotFiniteError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+      c10::str(
+          "[shard.watch] ", c10::Join("; ", errors),
+          more > 0 ? c10::str("; and ", more, " more") : "",
+          watch_.options().before_reduction
+              ? ""
+              : " (sherd::watch(model, {.before_reduction = true}) names the rank, too)",
+          consequence),
+      std::move(found));
 }
 
 void watch(const torch::nn::Module& model, const WatchOptions& options) {

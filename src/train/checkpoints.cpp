@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/checkpoints.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <filesystem>
+#include <sstream>
 
+#include "train/across_ranks.h"
+#include "train/earlier_run.h"
 #include "train/metrics.h"
+#include "train/pretrained_files.h"
 #include "train/setup.h"
 
 namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int64_t kSaveEvery = 1000;  // steps, where train.save_every is absent
 
 SlicesOf slices_of(const LanguageModel& model) {
   return [&model](const std::string& name, at::IntArrayRef shape) {
@@ -27,16 +32,20 @@ Checkpoints::Checkpoints(
     const World& world,
     LanguageModel& model,
     AdamW& optimizer,
+    int64_t data,
     Say say)
-    : train_(configuration.train),
+    : configuration_(configuration),
+      train_(configuration.train),
       export_dtype_(export_dtype_of(configuration)),
       world_(world),
       model_(model),
       optimizer_(optimizer),
       say_(std::move(say)),
+      data_(data),
       in_background_(
           train_.save == "background" || (train_.save == "auto" && world.device().is_cuda())) {
-  if (in_background_ && (train_.save_every > 0 || world.launcher() != Launcher::emulated)) {
+  if (in_background_ &&
+      (train_.save_every.value_or(0) > 0 || world.launcher() != Launcher::emulated)) {
     const auto bytes = background_.reserve(model, &optimizer);
     say_("saving in the background takes " + bytes_text(bytes) + " of host memory on each rank");
   }
@@ -46,32 +55,44 @@ std::string Checkpoints::folder_of(int64_t step) const {
   return (fs::path(train_.out) / ("step-" + std::to_string(step))).string();
 }
 
-Checkpoints::Place Checkpoints::resume() {
-  std::string folder = train_.resume;
-  if (folder == "none") return {};
-  if (folder == "auto") {
-    // The first rank looks; others may see a folder of the network a moment later.
-    int64_t newest = -1;
-    if (world_.rank() == 0) {
-      const auto found = find_checkpoints(train_.out);
-      if (!found.empty()) newest = found.back().first;
-    }
-    auto value = at::empty({1}, at::TensorOptions().dtype(at::kLong).device(world_.device()));
-    value.fill_(newest);
-    world_.communicator().broadcast(value, 0).synchronize();
-    newest = value.item<int64_t>();
-    if (newest < 0) return {};
-    folder = folder_of(newest);
+std::string Checkpoints::folder_to_resume() const {
+  if (train_.resume == "none") return "";
+  if (train_.resume != "auto") return train_.resume;
+  // The first rank looks; others may see a folder of the network a moment later.
+  int64_t newest = -1;
+  if (world_.rank() == 0) {
+    const auto found = find_checkpoints(train_.out);
+    if (!found.empty()) newest = found.back().first;
   }
-  LoadedState state;
+  newest = numbers_of_first_rank(world_, {newest})[0];
+  return newest < 0 ? "" : folder_of(newest);
+}
+
+void Checkpoints::load_from(const std::string& folder, LoadedState& state) {
   try {
     state = load(model_, &optimizer_, folder, {.slices = slices_of(model_)});
   } catch (const c10::ValueError& error) {
+    const std::string text = error.what_without_backtrace();
+    // One that is sound may be right for another model: only damage is a reason to remove it.
+    const bool damaged =
+        text.find("damaged") != std::string::npos || text.find("missing") != std::string::npos;
     TORCH_CHECK_VALUE(
-        train_.resume != "auto", error.what_without_backtrace(), ": remove ", folder,
+        train_.resume != "auto" || !damaged, text, ": remove ", folder,
         " to go on from the checkpoint before it, or set train.resume");
     throw;
   }
+}
+
+Checkpoints::Place Checkpoints::resume() {
+  const auto folder = folder_to_resume();
+  const auto changes = text_of_first_rank(world_, [&] {
+    texts_ = pretrained_files(configuration_, model_, saved_dtype_of(configuration_), folder);
+    texts_["configuration.toml"] = to_text(with_absolute_paths(configuration_));
+    return folder.empty() ? "" : compare_with_earlier_run(configuration_, folder, data_);
+  });
+  if (folder.empty()) return {};
+  LoadedState state;
+  load_from(folder, state);
   const auto number = [&](const char* name) {
     const auto found = state.numbers.find(name);
     TORCH_CHECK_VALUE(
@@ -83,13 +104,12 @@ Checkpoints::Place Checkpoints::resume() {
   TORCH_CHECK_VALUE(
       place.step <= train_.steps, "[train] ", folder, " has step ", place.step,
       ", but train.steps = ", train_.steps, ": give more steps, or train.resume = \"none\"");
-  if (number("seed") != train_.seed) {
-    say_("train.seed was " + std::to_string(number("seed")) + ": the order of the samples changes");
-  }
   say_("goes on from " + folder);
+  std::istringstream lines(changes);
+  for (std::string line; std::getline(lines, line);) say_(line);
   if (train_.resume == "auto") {
     // A run that was killed may have left more than are to stay.
-    saving_ = place.step;
+    saving_ = newest_ = place.step;
     remove_old();
   }
   return place;
@@ -97,16 +117,18 @@ Checkpoints::Place Checkpoints::resume() {
 
 bool Checkpoints::due(int64_t step, bool last) const {
   // A world that isn't there has nothing worth keeping, unless asked for.
-  if (world_.launcher() == Launcher::emulated && train_.save_every == 0) return false;
-  return last || (train_.save_every > 0 && step % train_.save_every == 0);
+  if (world_.launcher() == Launcher::emulated && train_.save_every.value_or(0) == 0) return false;
+  const int64_t every = train_.save_every.value_or(kSaveEvery);
+  return last || (every > 0 && step % every == 0);
 }
 
 SaveOptions Checkpoints::options(const Place& place) const {
   SaveOptions result;
   result.slices = slices_of(model_);
   result.export_dtype = export_dtype_;
-  if (const auto config = model_.config()) result.texts["config.json"] = *config;
-  result.numbers = {{"step", place.step}, {"samples", place.samples}, {"seed", train_.seed}};
+  result.texts = texts_;
+  result.numbers = {
+      {"step", place.step}, {"samples", place.samples}, {"seed", train_.seed}, {"data", data_}};
   return result;
 }
 
@@ -125,12 +147,17 @@ bool Checkpoints::save(const Place& place) {
   if (in_background_) {
     finish();
     saving_ = place.step;
-    return attempt([&] { background_.begin(model_, &optimizer_, folder, options(place)); });
+    const bool begun =
+        attempt([&] { background_.begin(model_, &optimizer_, folder, options(place)); });
+    if (begun) newest_ = place.step;
+    return begun;
   }
   saving_ = place.step;
   const bool done = attempt([&] { sherd::save(model_, &optimizer_, folder, options(place)); });
-  if (done) remove_old();
-  return done;
+  if (!done) return false;
+  newest_ = place.step;
+  remove_old();
+  return true;
 }
 
 bool Checkpoints::advance() {

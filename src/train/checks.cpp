@@ -137,6 +137,10 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       optim.warmup <= train.steps,
       is("optim.warmup", optim.warmup) + ": it must be at most " + is("train.steps", train.steps));
   require(
+      train.watch != "ranks" || all.memory.kind == "planned",
+      "train.watch = \"ranks\": gradients are looked at where they are before the reduction; set "
+      "memory.kind = \"planned\"");
+  require(
       train.validate_every == 0 || data.validation.has_value(),
       is("train.validate_every", train.validate_every) +
           ": there is nothing to validate with; give data.validation");

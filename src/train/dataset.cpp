@@ -8,6 +8,15 @@
 #include <map>
 
 namespace sherd {
+namespace {
+
+/// From pinned memory, where the host need not wait for what the device has to do before.
+at::Tensor sent_to(c10::Device device, const at::Tensor& values) {
+  if (!device.is_cuda()) return values.to(device);
+  return (values.is_pinned() ? values : values.pin_memory()).to(device, /*non_blocking=*/true);
+}
+
+}  // namespace
 
 Dataset::Dataset(
     std::unique_ptr<TokenFile> tokens,
@@ -31,13 +40,15 @@ int64_t Dataset::targets_in(int64_t sample) const {
 }
 
 Batch Dataset::load(const std::vector<int64_t>& samples, c10::Device device) const {
-  auto rows = at::empty({std::ssize(samples), seq_ + 1}, at::kLong);
+  auto rows = at::empty(
+      {std::ssize(samples), seq_ + 1},
+      at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
   auto* into = rows.mutable_data_ptr<int64_t>();
   for (const int64_t sample : samples) {
     tokens_->read(sample * seq_, seq_ + 1, vocab_, into);
     into += seq_ + 1;
   }
-  rows = rows.to(device);
+  rows = sent_to(device, rows);
   Batch batch{rows.narrow(1, 0, seq_).contiguous(), rows.narrow(1, 1, seq_).contiguous()};
   if (images_) add_images(samples, device, batch);
   return batch;
@@ -64,9 +75,9 @@ void Dataset::add_images(
   }
   batch.targets = batch.targets.masked_fill(batch.targets == images_->token(), -100);
   if (images.empty()) return;
-  batch.images = images_->read(images).to(device);
-  batch.image_places = at::tensor(places, at::kLong).to(device);
-  batch.image_patches = at::tensor(patches, at::kLong).to(device);
+  batch.images = sent_to(device, images_->read(images));
+  batch.image_places = sent_to(device, at::tensor(places, at::kLong));
+  batch.image_patches = sent_to(device, at::tensor(patches, at::kLong));
 }
 
 }  // namespace sherd

@@ -21,10 +21,12 @@ class Dataset {
       int64_t seq,
       int64_t vocab);
 
+  const TokenFile& tokens() const { return *tokens_; }
   int64_t samples() const;
   bool has_images() const { return images_ != nullptr; }
   /// How many targets of a sample count.
   int64_t targets_in(int64_t sample) const;
+  /// On a GPU the host does not wait for the copies; the current stream does.
   Batch load(const std::vector<int64_t>& samples, c10::Device device) const;
 
  private:

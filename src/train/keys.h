@@ -116,6 +116,10 @@ void keys(Section& s, Visitor&& visit) {
               "of ranks"));
   visit("validation", s.validation, path("a file like tokens or text, to validate with"));
   visit(
+      "tokenizer", s.tokenizer,
+      path("a tokenizer.json, or a folder with one, that is copied into every checkpoint; absent: "
+           "that of model.from"));
+  visit(
       "images", s.images,
       path("vlm: a file of images, image_size x image_size x 3 bytes each, in the order in which "
            "they stand in the text"));
@@ -211,12 +215,14 @@ void keys(Section& s, Visitor&& visit) {
   visit("steps", s.steps, up_to_bits(48, 1, "number of updates"));
   visit("seed", s.seed, at_least(0, "of initial weights and shuffling"));
   visit("out", s.out, meaning("folder of the results"));
-  visit("save_every", s.save_every, at_least(0, "steps between checkpoints; 0: only at the end"));
+  visit(
+      "save_every", s.save_every,
+      at_least(0, "steps between checkpoints; 0: only at the end; absent: 1000"));
   visit("keep", s.keep, at_least(0, "newest checkpoints that stay; 0: all"));
   visit(
       "resume", s.resume,
-      meaning(
-          "\"auto\": from the newest whole checkpoint in out; \"none\"; or a checkpoint's folder"));
+      meaning("\"auto\": from the newest whole checkpoint in out, if data, seed and model.from are "
+              "still the same; \"none\"; or a checkpoint's folder, whatever has changed"));
   visit(
       "export_dtype", s.export_dtype,
       one_of(
@@ -237,6 +243,19 @@ void keys(Section& s, Visitor&& visit) {
   visit(
       "validate_every", s.validate_every,
       at_least(0, "steps between validations; 0: only after the last"));
+  visit(
+      "log_every", s.log_every,
+      at_least(
+          0,
+          "steps between two lines of progress: only then the host reads what the device has "
+          "computed; metrics.jsonl gets every step all the same; 0: every step on CPUs, on GPUs "
+          "the first ten and then every tenth"));
+  visit(
+      "watch", s.watch,
+      one_of(
+          {"on", "ranks", "off"},
+          "gradients that are not finite are named by parameter and micro-batch; ranks: by rank, "
+          "too, which reads all gradients once more (docs/diagnostics.md)"));
   visit(
       "loss", s.loss,
       one_of(
@@ -269,6 +288,13 @@ void keys(Section& s, Visitor&& visit) {
       "network", s.network,
       path("emulated ranks: a described network (networks/, sherd network) whose time collectives "
            "take"));
+  const auto seconds = [](const char* text) {
+    return Key{.meaning = text, .least = 0, .most = 1e9, .above = true};
+  };
+  visit("start_limit", s.start_limit, seconds("seconds in which all ranks must have arrived"));
+  visit(
+      "operation_limit", s.operation_limit,
+      seconds("seconds that ranks wait for each other in one operation before it is an error"));
 }
 
 /// visitor(name, section) for each section.

@@ -6,38 +6,38 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "train/format_text.h"
 
 namespace sherd {
 namespace {
 
-/// Those of an earlier run, which may have been killed in the middle of a line.
-std::vector<StepMetrics> read_metrics(const std::string& path, int64_t last) {
-  std::vector<StepMetrics> result;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) continue;
-    const auto number = [&](const char* key) {
-      const auto found = json.find(key);
-      return found != json.end() && found->is_number() ? found->get<double>() : NAN;
-    };
-    StepMetrics metrics;
-    metrics.step = json.value("step", int64_t{0});
-    if (metrics.step <= 0 || metrics.step > last) continue;
-    metrics.loss = number("loss");
-    metrics.grad_norm = number("grad_norm");
-    metrics.lr = number("lr");
-    metrics.step_seconds = number("step_seconds");
-    metrics.tokens_per_second = number("tokens_per_second");
-    metrics.tflops = number("tflops");
-    metrics.planned_bytes = json.value("planned_bytes", int64_t{0});
-    metrics.peak_bytes = json.value("peak_bytes", int64_t{0});
-    if (json.contains("val_loss")) metrics.val_loss = number("val_loss");
-    result.push_back(metrics);
-  }
-  return result;
+/// A line of metrics.jsonl, if it is one.
+std::optional<StepMetrics> read_line(const std::string& line) {
+  const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  const auto whole = [&](const char* key) {
+    const auto found = json.find(key);
+    return found != json.end() && found->is_number_integer() ? found->get<int64_t>() : int64_t{0};
+  };
+  const auto number = [&](const char* key) {
+    const auto found = json.find(key);
+    return found != json.end() && found->is_number() ? found->get<double>() : NAN;
+  };
+  StepMetrics metrics;
+  metrics.step = whole("step");
+  if (metrics.step <= 0) return std::nullopt;
+  metrics.loss = number("loss");
+  metrics.grad_norm = number("grad_norm");
+  metrics.lr = number("lr");
+  metrics.step_seconds = number("step_seconds");
+  metrics.tokens_per_second = number("tokens_per_second");
+  metrics.tflops = number("tflops");
+  metrics.planned_bytes = whole("planned_bytes");
+  metrics.peak_bytes = whole("peak_bytes");
+  if (json.contains("val_loss")) metrics.val_loss = number("val_loss");
+  return metrics;
 }
 
 }  // namespace
@@ -97,7 +97,17 @@ std::string line_of(
 }
 
 MetricsFile::MetricsFile(const std::string& path, int64_t step) : path_(path) {
-  if (step > 0) kept_ = read_metrics(path, step);
+  if (step > 0) {
+    std::ifstream before(path);
+    for (std::string line; std::getline(before, line);) {
+      if (const auto metrics = read_line(line)) {
+        if (metrics->step <= step) kept_.push_back(*metrics);
+      } else if (!before.eof()) {
+        ++unreadable_;
+        std::ofstream(unreadable_path(), std::ios::app) << line << '\n';
+      }
+    }
+  }
   // A new file takes the place of the old one when it has all that is kept.
   const auto fresh = path + ".part";
   file_.open(fresh, std::ios::trunc);
@@ -109,11 +119,18 @@ MetricsFile::MetricsFile(const std::string& path, int64_t step) : path_(path) {
 }
 
 void MetricsFile::add(const StepMetrics& metrics) {
+  last_ = file_.tellp();
   file_ << metrics.json() << '\n' << std::flush;
   if (file_) return;
   // A disk that is full for a while must not end the training.
   TORCH_WARN_ONCE("[train] ", path_, " can't be written: check the disk");
   file_.clear();
+}
+
+void MetricsFile::amend(const StepMetrics& metrics) {
+  // It begins with the same bytes, so a crash in between leaves the line as it was.
+  if (last_ >= 0) file_.seekp(last_);
+  add(metrics);
 }
 
 }  // namespace sherd

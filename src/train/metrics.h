@@ -36,15 +36,23 @@ std::string duration_text(double seconds);
 /// `metrics.jsonl`: a line per step, on the disk when add() returns.
 class MetricsFile {
  public:
-  /// Keeps the lines of the steps up to `step`, which a run goes on from; 0: begins anew.
+  /// Keeps the lines of the steps up to `step`, which a run goes on from; 0: begins anew. Lines
+  /// that are no step's are put into FILE.unreadable.
   MetricsFile(const std::string& path, int64_t step);
   const std::vector<StepMetrics>& kept() const { return kept_; }
+  /// Lines that could not be read; a last one that was cut short by a crash is none of them.
+  int64_t unreadable() const { return unreadable_; }
+  std::string unreadable_path() const { return path_ + ".unreadable"; }
   void add(const StepMetrics& metrics);
+  /// The last step's line once more, with what was found out after it was added: val_loss.
+  void amend(const StepMetrics& metrics);
 
  private:
   std::string path_;
   std::vector<StepMetrics> kept_;
+  int64_t unreadable_ = 0;
   std::ofstream file_;
+  std::streamoff last_ = 0;  // where the last line begins
 };
 
 }  // namespace sherd

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
+#include "train/earlier_run.h"
 #include "train/keys.h"
 #include "train/same_file.h"
 
@@ -45,23 +47,32 @@ Results::Results(const Configuration& configuration) : configuration_(configurat
           " would be overwritten by the results: choose another train.out than ", out);
     }
   });
+  lock_ = std::make_unique<RunLock>(out);
   fs::remove(path("report.html"), code);
 }
 
-std::string Results::path(const char* name) const {
+std::string Results::path(const std::string& name) const {
   return (fs::path(configuration_.train.out) / name).string();
 }
 
-void Results::write_configuration() const {
-  if (same_file(configuration_.source, path("configuration.toml"))) return;
-  auto from_anywhere = configuration_;
-  each_path(from_anywhere, [](const std::string&, std::string& input) {
-    input = fs::absolute(input).lexically_normal().string();
-  });
-  write("configuration.toml", to_text(from_anywhere));
+void Results::write_configuration(int64_t step) const {
+  const auto whole = path("configuration.toml");
+  if (same_file(configuration_.source, whole)) return;
+  const auto text = to_text(with_absolute_paths(configuration_));
+  std::ifstream in(whole, std::ios::binary);
+  const std::string before{std::istreambuf_iterator<char>(in), {}};
+  if (before == text) return;
+  if (!before.empty()) {
+    auto kept = path("configuration-" + std::to_string(step) + ".toml");
+    for (int64_t i = 2; fs::exists(kept); ++i) {
+      kept = path("configuration-" + std::to_string(step) + "-" + std::to_string(i) + ".toml");
+    }
+    fs::rename(whole, kept);
+  }
+  write("configuration.toml", text);
 }
 
-void Results::write(const char* name, const std::string& text) const {
+void Results::write(const std::string& name, const std::string& text) const {
   const auto whole = path(name);
   const auto fresh = whole + ".part";
   {

@@ -3,6 +3,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <chrono>
+#include <cmath>
+
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
 #include "sherd/models/moe.h"
@@ -139,11 +142,21 @@ std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuratio
   return precision_of(configuration.precision).compute;
 }
 
+c10::ScalarType saved_dtype_of(const Configuration& configuration) {
+  const auto main = precision_of(configuration.precision).main.value_or(c10::kFloat);
+  return export_dtype_of(configuration).value_or(main);
+}
+
 World world_of(const Configuration& configuration) {
   const auto& device = configuration.device;
   WorldOptions options;
   if (device.kind == "cpu") options.backend = Backend::mpi;
   if (device.kind == "cuda") options.backend = Backend::nccl;
+  const auto milliseconds = [](double seconds) {
+    return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
+  };
+  options.start_timeout = milliseconds(device.start_limit);
+  options.operation_timeout = milliseconds(device.operation_limit);
   const auto world = World::from_environment(options);
   return device.emulate > 0 ? emulated_world(configuration, world) : world;
 }

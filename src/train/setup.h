@@ -21,6 +21,8 @@ namespace sherd {
 c10::ScalarType compute_dtype_of(const PrecisionSection& section);
 /// Of the model files of a checkpoint; none: that of the main weights.
 std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuration);
+/// The dtype that the model files of a checkpoint have in the end.
+c10::ScalarType saved_dtype_of(const Configuration& configuration);
 World world_of(const Configuration& configuration);
 /// `dp`, and `dp_outer` where ranks are in several groups.
 Mesh mesh_of(const ShardSection& shard, const World& world);

@@ -3,21 +3,33 @@
 
 #include <unistd.h>
 
+#include <ctime>
+
+#include "sherd/train/train.h"
+
 namespace sherd {
 namespace {
 
 constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1};
 volatile std::sig_atomic_t signalled = 0;
+StopRequests requests;
 
 void note(int signal) {
-  if (signalled != 0) _exit(128 + signal);
+  if (requests.note(rising_seconds()) == StopRequests::Kind::another) _exit(128 + signal);
   signalled = signal;
 }
 
 }  // namespace
 
+double rising_seconds() {
+  struct timespec now {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
 StopSignals::StopSignals() {
   signalled = 0;
+  requests = {};
   struct sigaction action {};
   action.sa_handler = note;
   sigemptyset(&action.sa_mask);

@@ -7,7 +7,7 @@
 namespace sherd {
 
 /// While it lives, SIGINT, SIGTERM and SIGUSR1 (which mpirun hands on) ask for an end instead of
-/// making one; a second one makes it.
+/// making one; another request (see StopRequests) makes it.
 class StopSignals {
  public:
   StopSignals();

@@ -1,8 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -15,15 +11,17 @@
 
 #include "sherd/comm/device_memory.h"
 #include "sherd/optim/adamw.h"
+#include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/train/train.h"
-#include "train/budget.h"
+#include "train/across_ranks.h"
 #include "train/checkpoints.h"
-#include "train/event_file.h"
+#include "train/earlier_run.h"
 #include "train/graphed_steps.h"
 #include "train/memory_probe.h"
 #include "train/metrics.h"
+#include "train/not_finite.h"
 #include "train/optimizer.h"
 #include "train/possible_speed.h"
 #include "train/progress.h"
@@ -31,9 +29,12 @@
 #include "train/report.h"
 #include "train/results.h"
 #include "train/run_costs.h"
+#include "train/run_inputs.h"
 #include "train/sampler.h"
 #include "train/schedule.h"
 #include "train/setup.h"
+#include "train/step_files.h"
+#include "train/step_log.h"
 #include "train/stop_signals.h"
 #include "train/timing.h"
 
@@ -48,13 +49,25 @@ class Trainer {
   void run();
 
  private:
-  StepMetrics step(int64_t number, Checkpoints& checkpoints);
+  /// Where a step that is not finite has left the run.
+  struct NotFinite {
+    int64_t step = 0;
+    std::vector<Finding> findings;
+    Checkpoints::Place before;  ///< the state that the model is in
+  };
+  void train_from(const Checkpoints::Place& start, Checkpoints& checkpoints);
+  void step(int64_t number, Checkpoints& checkpoints);
+  void check_finite(const std::vector<StepMetrics>& steps);
+  void read_steps();
+  void validate_missed(int64_t step);
+  void finish(Checkpoints& checkpoints);
   void plan_memory();
-  void compare_memory(StepMetrics& metrics);
+  void compare_memory();
   double validate();
+  bool validates(int64_t step) const;
+  bool logs(int64_t step) const;
   int64_t targets_in_step() const;
   double sum(double mine) const;
-  std::vector<int64_t> most(const std::vector<int64_t>& mine) const;
   void check_same_everywhere() const;
   bool first() const { return world_.rank() == 0; }
   void say(const std::string& line);
@@ -71,58 +84,42 @@ class Trainer {
   Sampler sampler_;
   AdamW optimizer_;
   Progress progress_;
-  int64_t position_ = 0;  // samples that were trained on
+  StepLog log_;
+  SharedWishes wishes_;
+  std::optional<StepFiles> files_;
+  int64_t position_ = 0;         // samples that were trained on
+  int64_t position_before_ = 0;  // the last step
+  bool scales_loss_ = false;
+  int64_t start_ = 0;       // the step that the run goes on from
+  int64_t steps_made_ = 0;  // since then
+  int64_t planned_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
+  bool saved_ = true;  // the last checkpoint, if there was one
+  std::optional<NotFinite> not_finite_;
   Ledger ledger_;
   std::optional<GraphedSteps> graph_;
 };
 
-Configuration with_resolved_model(Configuration configuration) {
-  configuration.model = resolved(configuration.model);
-  return configuration;
-}
-
-Sampler::Options sampling_of(
-    const Configuration& configuration, const Dataset& dataset, int64_t ranks) {
-  const auto& data = configuration.data;
-  return {
-      .samples = dataset.samples(),
-      .batch = data.batch,
-      .micro_batches = data.micro_batches,
-      .ranks = ranks,
-      .shuffle = data.shuffle,
-      .seed = static_cast<uint64_t>(configuration.train.seed)};
-}
-
-/// Decides what a budget leaves to be decided; the same on all ranks.
-Configuration chosen(const Configuration& configuration, const World& world) {
-  if (configuration.memory.budget.empty()) return configuration;
-  PlanOptions options;
-  options.device = world.device().is_cuda() ? "cuda" : "cpu";
-  if (const auto memory = device_memory(world.device())) {
-    // What this process has taken already is in the plan, too. All ranks have the least.
-    const auto mine = at::tensor({memory->total - memory->used + memory->outside()}, at::kLong)
-                          .to(world.device());
-    auto all = at::empty({world.size()}, mine.options());
-    world.communicator().all_gather(all, mine).synchronize();
-    options.free_memory = all.amin().item<int64_t>();
-  }
-  if (configuration.device.network) options.network = read_network(*configuration.device.network);
-  return within_budget(configuration, world.size(), options);
-}
-
 Trainer::Trainer(const Configuration& configuration)
     : world_(world_of(configuration)),
       probe_(world_.device()),
-      configuration_(chosen(with_resolved_model(configuration), world_)),
+      configuration_(decided(configuration, world_)),
       results_(first() ? std::optional<Results>(configuration_) : std::nullopt),
       mesh_(mesh_of(configuration.shard, world_)),
-      data_(training_data_of(configuration_)),
-      validation_(validation_data_of(configuration_)),
+      data_(checked_training_data(configuration_, world_)),
+      validation_(checked_validation_data(configuration_, world_)),
       model_(model_of(configuration_, mesh_)),
       sampler_(sampling_of(configuration_, data_, world_.size())),
       optimizer_(*model_, optimizer_of(configuration_, *model_)),
-      progress_(configuration.train.steps, terminal_columns()) {
+      progress_(configuration.train.steps, terminal_columns()),
+      log_(world_),
+      wishes_(world_) {
+  if (first() && !results_->lock().missing().empty()) say(results_->lock().missing());
   check_same_everywhere();
+  scales_loss_ = optimizer_of(configuration_, *model_).scaling.has_value();
+  if (const auto& word = configuration_.train.watch; word != "on") {
+    watch(*model_, {.enabled = word != "off", .before_reduction = word == "ranks"});
+  }
   plan_memory();
   if (configuration_.train.graph) {
     TORCH_CHECK_VALUE(
@@ -160,7 +157,7 @@ void Trainer::plan_memory() {
 
 /// On a GPU all that the device has taken is compared with all that was planned; else what Sherd
 /// allocates.
-void Trainer::compare_memory(StepMetrics& metrics) {
+void Trainer::compare_memory() {
   probe_.measure(ledger_, *model_, optimizer_);
   int64_t planned = 0;
   int64_t found = 0;
@@ -169,16 +166,16 @@ void Trainer::compare_memory(StepMetrics& metrics) {
     planned += entry.planned;
     found += *entry.measured;
   }
-  const auto largest = most({planned, found});
-  metrics.planned_bytes = largest[0];
-  metrics.peak_bytes = largest[1];
+  const auto largest = largest_of_ranks(world_, {planned, found});
+  planned_bytes_ = largest[0];
+  peak_bytes_ = largest[1];
 }
 
 /// Ranks that train differently would wait for each other for ever.
 void Trainer::check_same_everywhere() const {
   const auto text = to_text(configuration_);
   const auto hash = static_cast<int64_t>(std::hash<std::string>()(text) >> 1);
-  const auto both = most({hash, -hash});
+  const auto both = largest_of_ranks(world_, {hash, -hash});
   TORCH_CHECK_VALUE(
       both[0] == -both[1],
       "[train] not all ranks have the same configuration: give each the same "
@@ -199,16 +196,6 @@ double Trainer::sum(double mine) const {
   return value.item<double>() * others;
 }
 
-/// Of each number, the largest of all ranks.
-std::vector<int64_t> Trainer::most(const std::vector<int64_t>& mine) const {
-  const auto value = at::tensor(mine, at::kLong).to(world_.device());
-  auto all = at::empty({world_.size(), std::ssize(mine)}, value.options());
-  world_.communicator().all_gather(all.view({-1}), value).synchronize();
-  const auto largest = all.amax(0).cpu();
-  const auto* numbers = largest.const_data_ptr<int64_t>();
-  return {numbers, numbers + mine.size()};
-}
-
 /// Of all ranks.
 int64_t Trainer::targets_in_step() const {
   if (!data_.has_images()) return sampler_.samples_from(position_) * configuration_.data.seq;
@@ -223,8 +210,8 @@ int64_t Trainer::targets_in_step() const {
   return targets;
 }
 
-StepMetrics Trainer::step(int64_t number, Checkpoints& checkpoints) {
-  const auto begin = Clock::now();
+void Trainer::step(int64_t number, Checkpoints& checkpoints) {
+  log_.begin();
   const auto& [data, train] = std::tie(configuration_.data, configuration_.train);
   const bool per_token = train.loss == "per_token";
   const int64_t targets = std::max<int64_t>(1, targets_in_step());
@@ -272,16 +259,41 @@ StepMetrics Trainer::step(int64_t number, Checkpoints& checkpoints) {
     checkpoints.before_update();
     optimizer_.step(options);
   }
-  metrics.loss = sum(total.item<double>()) / static_cast<double>(targets);
-  metrics.grad_norm = optimizer_.gradient_norm();
-  metrics.step_seconds = seconds_since(begin);
   const int64_t samples = sampler_.samples_from(position_);
-  metrics.tokens_per_second = static_cast<double>(samples * data.seq) / metrics.step_seconds;
+  log_.add(metrics, total, optimizer_.gradient_norm_on_device(), targets, samples * data.seq);
+  position_before_ = position_;
   position_ += samples;
-  metrics.tflops = model_->flops_per_token(data.seq) * metrics.tokens_per_second /
-                   static_cast<double>(world_.size()) / 1e12;
-  compare_memory(metrics);
-  return metrics;
+  ++steps_made_;
+}
+
+/// Reads what the device has computed since the last time, and writes it down. Collective; waits.
+void Trainer::read_steps() {
+  auto steps = log_.take();
+  if (steps.empty()) return;
+  compare_memory();
+  for (auto& metrics : steps) {
+    metrics.tflops = model_->flops_per_token(configuration_.data.seq) * metrics.tokens_per_second /
+                     static_cast<double>(world_.size()) / 1e12;
+    metrics.planned_bytes = planned_bytes_;
+    metrics.peak_bytes = peak_bytes_;
+    files_->add(metrics);
+  }
+  check_finite(steps);
+}
+
+/// On a GPU the watch speaks some steps later, or not at all where it is off: the norm says it,
+/// too.
+void Trainer::check_finite(const std::vector<StepMetrics>& steps) {
+  if (scales_loss_) return;  // expected now and then
+  const auto bad = std::find_if(steps.begin(), steps.end(), [](const StepMetrics& one) {
+    return !std::isfinite(one.grad_norm);
+  });
+  if (bad == steps.end() || not_finite_) return;
+  // The step itself has changed nothing; those after it were made as ever.
+  const int64_t last = steps.back().step;
+  const auto before = bad->step == last ? Checkpoints::Place{last - 1, position_before_}
+                                        : Checkpoints::Place{last, position_};
+  not_finite_ = {bad->step, findings(*model_), before};
 }
 
 double Trainer::validate() {
@@ -290,7 +302,7 @@ double Trainer::validate() {
       {.samples = validation_->samples(),
        .batch = configuration_.data.batch,
        .ranks = world_.size()});
-  double loss = 0;
+  auto loss = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
   int64_t targets = 0;
   for (int64_t position = 0; position < validation_->samples();
        position += sampler.samples_from(position)) {
@@ -300,68 +312,126 @@ double Trainer::validate() {
       continue;
     }
     for (const int64_t sample : samples) targets += validation_->targets_in(sample);
-    loss += call(*model_, validation_->load(samples, world_.device())).item<double>();
+    loss += call(*model_, validation_->load(samples, world_.device()));
   }
-  return sum(loss) / std::max(1.0, sum(static_cast<double>(targets)));
+  return sum(loss.item<double>()) / std::max(1.0, sum(static_cast<double>(targets)));
 }
 
-void Trainer::run() {
+bool Trainer::validates(int64_t step) const {
   const auto& train = configuration_.train;
-  Checkpoints checkpoints(
-      configuration_, world_, *model_, optimizer_, [this](const std::string& line) { say(line); });
-  const auto start = checkpoints.resume();
-  position_ = start.samples;
-  std::optional<MetricsFile> metrics;
-  std::optional<EventFile> events;
-  std::vector<StepMetrics> steps;
-  if (first()) {
-    results_->write_configuration();
-    metrics.emplace(results_->path("metrics.jsonl"), start.step);
-    steps = metrics->kept();
-    if (train.tensorboard) events.emplace(train.out);
-  }
+  const bool wanted = train.validate_every > 0 && step % train.validate_every == 0;
+  return validation_ && step > 0 && (wanted || step == train.steps);
+}
+
+bool Trainer::logs(int64_t step) const {
+  const auto& train = configuration_.train;
+  if (step == train.steps) return true;
+  if (train.log_every > 0) return step % train.log_every == 0;
+  // On a CPU there is nothing to wait for.
+  return !world_.device().is_cuda() || step - start_ <= 10 || step % 10 == 0;
+}
+
+/// A run that was killed while it validated goes on after the step.
+void Trainer::validate_missed(int64_t step) {
+  if (!validates(step)) return;
+  const auto& steps = files_->steps();
+  const bool missed =
+      first() && !steps.empty() && steps.back().step == step && !steps.back().val_loss.has_value();
+  if (numbers_of_first_rank(world_, {missed})[0] == 0) return;
+  files_->add_validation(validate());
+}
+
+void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoints) {
+  const auto& train = configuration_.train;
   const double possible =
       possible_tflops(world_.device(), compute_dtype_of(configuration_.precision));
   const auto begin = Clock::now();
-  bool saved = true;
+  int64_t acted = start.step;  // when a checkpoint was last begun or carried on
   for (int64_t number = start.step + 1; number <= train.steps; ++number) {
-    auto result = [&] {
-      try {
-        return step(number, checkpoints);
-      } catch (const c10::OutOfMemoryError& error) {
-        TORCH_CHECK_WITH(
-            OutOfMemoryError, false, "[train] out of memory in step ", number, ": ",
-            advice_on_memory(configuration_, world_.size(), world_.device().type()), ". (",
-            error.what_without_backtrace(), ")");
-      }
-    }();
+    step(number, checkpoints);
     const bool last = number == train.steps;
-    if (validation_ && (last || (train.validate_every > 0 && number % train.validate_every == 0))) {
-      result.val_loss = validate();
-    }
-    const double each = seconds_since(begin) / static_cast<double>(number - start.step);
-    const double left = each * static_cast<double>(train.steps - number);
-    if (first()) progress_.show(number, line_of(result, train.steps, possible, left));
-    if (metrics) metrics->add(result);
-    if (events) events->add(result);
-    steps.push_back(result);
     // One rank that was asked is enough, and all stop after the same step.
-    const auto asked = most({signals_.asked(), checkpoints.busy()});
-    const bool stops = asked[0] != 0 && !last;
-    if (checkpoints.under_way() && asked[1] == 0) saved = checkpoints.advance();
-    if (checkpoints.due(number, stops || last)) {
-      saved = checkpoints.save({number, position_});
+    const auto wishes = wishes_.exchange({signals_.asked() != 0, checkpoints.busy()});
+    const bool stops = wishes.stop != 0 && !last;
+    const bool saves = checkpoints.due(number, stops || last);
+    const bool shows = logs(number) || stops;
+    if (shows || saves || validates(number) || log_.full()) read_steps();
+    if (not_finite_) return;
+    if (checkpoints.under_way() && wishes.busy == 0 && number - acted > wishes_.delay()) {
+      saved_ = checkpoints.advance();
+      acted = number;
+    }
+    // Before the validation: whatever happens there, this much is on the disk.
+    if (saves) {
+      saved_ = checkpoints.save({number, position_});
+      acted = number;
+      if (last) saved_ = checkpoints.finish() && saved_;
+    }
+    if (validates(number)) files_->add_validation(validate());
+    if (shows && first()) {
+      const double each = seconds_since(begin) / static_cast<double>(number - start.step);
+      const double left = each * static_cast<double>(train.steps - number);
+      progress_.show(number, line_of(files_->steps().back(), train.steps, possible, left));
     }
     if (!stops) continue;
     say("stopped by a signal after step " + std::to_string(number));
-    break;
+    return;
   }
-  saved = checkpoints.finish() && saved;
+}
+
+/// Whatever ended the training: what is known is written down.
+void Trainer::finish(Checkpoints& checkpoints) {
+  if (not_finite_) {
+    read_steps();
+    saved_ = checkpoints.finish() && saved_;
+    const auto& before = not_finite_->before;
+    if (before.step > start_ && !checkpoints.has(before.step)) saved_ = checkpoints.save(before);
+  }
+  saved_ = checkpoints.finish() && saved_;
   if (first()) {
-    results_->write("report.html", report_html(configuration_, world_.size(), steps, ledger_));
+    results_->write(
+        "report.html", report_html(configuration_, world_.size(), files_->steps(), ledger_));
     say("report: " + results_->path("report.html"));
   }
-  TORCH_CHECK(saved, "[train] the last checkpoint could not be saved");
+  if (not_finite_) {
+    std::vector<std::string> names;
+    for (const auto& item : model_->named_parameters()) names.push_back(item.key());
+    const bool there = saved_ && checkpoints.has(not_finite_->before.step);
+    TORCH_CHECK(
+        false,
+        not_finite_text(
+            configuration_, not_finite_->step, in_order_of_backward(not_finite_->findings, names),
+            there ? checkpoints.newest() : ""));
+  }
+  TORCH_CHECK(saved_, "[train] the last checkpoint could not be saved");
+}
+
+void Trainer::run() {
+  Checkpoints checkpoints(
+      configuration_, world_, *model_, optimizer_, first() ? fingerprint_of(data_.tokens()) : 0,
+      [this](const std::string& line) { say(line); });
+  const auto start = checkpoints.resume();
+  position_ = start.samples;
+  start_ = start.step;
+  files_.emplace(results_ ? &*results_ : nullptr, configuration_.train, start.step);
+  if (!files_->warning().empty()) say(files_->warning());
+  validate_missed(start.step);
+  try {
+    train_from(start, checkpoints);
+  } catch (const NotFiniteError& error) {
+    // Thrown after the step's passes, before `position_` moved on; its findings may be of a step
+    // before, which changed nothing either.
+    const int64_t number = start.step + steps_made_ + 1;
+    const auto& found = error.findings();
+    const int64_t step = found.empty() ? number : start.step + found.front().step;
+    not_finite_ = {step, found, {number - 1, position_}};
+  } catch (const c10::OutOfMemoryError& error) {
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, false, "[train] out of memory in step ", start.step + steps_made_ + 1,
+        ": ", advice_on_memory(configuration_, world_.size(), world_.device().type()), ". (",
+        error.what_without_backtrace(), ")");
+  }
+  finish(checkpoints);
 }
 
 }  // namespace

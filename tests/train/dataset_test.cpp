@@ -4,9 +4,13 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "files/temporary_folder.h"
+#include "sherd/comm/world.h"
+#include "train/earlier_run.h"
+#include "train/token_check.h"
 
 namespace sherd {
 namespace {
@@ -99,6 +103,60 @@ TEST_F(DatasetTest, ImagesThatDoNotFitAreRefused) {
   EXPECT_NE(
       error_of([&] { make(tokens, pixels(0) + pixels(1)); }).find("must stand 8 times"),
       std::string::npos);
+}
+
+TEST_F(DatasetTest, TheLargestTokenIsFoundWithItsPlace) {
+  std::string bytes(3 << 21, '\1');  // more than one block of each kind
+  bytes[4'000'004] = '\3';
+  bytes[4'000'008] = '\3';
+  const TokenFile narrow(write("tokens", bytes), TokenFile::Kind::bytes);
+  EXPECT_EQ(narrow.largest(0, narrow.size()).token, 3);
+  EXPECT_EQ(narrow.largest(0, narrow.size()).position, 4'000'004);
+  EXPECT_EQ(narrow.largest(4'000'005, narrow.size()).position, 4'000'008);
+  EXPECT_EQ(narrow.largest(0, 4'000'004).token, 1);
+  EXPECT_EQ(narrow.largest(5, 5).token, -1);
+  const TokenFile wide(narrow.path(), TokenFile::Kind::uint32);
+  EXPECT_EQ(wide.largest(0, wide.size()).token, 0x01010103);
+  EXPECT_EQ(wide.largest(0, wide.size()).position, 1'000'001);
+}
+
+TEST_F(DatasetTest, TokensAreCheckedOnceUntilTheFileChanges) {
+  const auto world = World::from_environment({.backend = Backend::mpi});
+  const auto path = write("tokens", {1, 2, 3, 9, 4});
+  const auto check = [&](int64_t vocab) {
+    return error_of([&] { check_tokens({path, TokenFile::Kind::bytes}, vocab, world); });
+  };
+  EXPECT_NE(check(9).find("token 3 is 9, but model.vocab = 9"), std::string::npos) << check(9);
+  EXPECT_NE(check(9).find("set model.vocab to 10 or more"), std::string::npos);
+  EXPECT_EQ(check(10), "no error");
+
+  // Changed behind its back, with the same size and time, it is not read again …
+  const auto time = std::filesystem::last_write_time(path);
+  write("tokens", {99, 2, 3, 9, 4});
+  std::filesystem::last_write_time(path, time);
+  EXPECT_EQ(check(10), "no error");
+  // … with another time it is; and so it is where what was kept can't be right.
+  std::filesystem::last_write_time(path, time + std::chrono::seconds(1));
+  EXPECT_NE(check(10).find("token 0 is 99"), std::string::npos) << check(10);
+  write("tokens", {1, 2, 3, 4, 5});
+  std::filesystem::last_write_time(path, time + std::chrono::seconds(1));
+  EXPECT_EQ(check(10), "no error");
+  // Bytes can't be beyond 255: nothing is read or written.
+  std::filesystem::remove(path + ".checked.json");
+  EXPECT_EQ(check(256), "no error");
+  EXPECT_FALSE(std::filesystem::exists(path + ".checked.json"));
+}
+
+TEST_F(DatasetTest, FilesAreToldApartByTheirTokens) {
+  const std::string bytes(100'000, 'a');
+  auto other = bytes;
+  other[50] = 'b';
+  const auto of = [&](const char* name, const std::string& text) {
+    return fingerprint_of({write(name, text), TokenFile::Kind::bytes});
+  };
+  EXPECT_EQ(of("one", bytes), of("two", bytes));
+  EXPECT_NE(of("one", bytes), of("two", other));
+  EXPECT_NE(of("one", bytes), of("two", bytes + "a"));
 }
 
 }  // namespace

@@ -54,6 +54,15 @@ def tokens(data, dtype="uint16"):
     return make
 
 
+def validation(data):
+    def make(place):
+        tokens(bytes(400))(place)
+        (place / "validation.bin").write_bytes(data)
+        text = (place / "run.toml").read_text()
+        (place / "run.toml").write_text(text.replace("seq", 'validation = "validation.bin"\nseq'))
+    return make
+
+
 def model(**arguments):
     def make(place):
         folder(place, **arguments)
@@ -127,6 +136,13 @@ CASES = {
     "half a token": (tokens(bytes(101)), ["101 bytes", "data.dtype"]),
     "tokens beyond the vocabulary": (tokens(b"\xff" * 200), ["is 65535", "model.vocab"]),
     "tokens of another dtype": (tokens(b"\x01\x00" * 200, "uint32"), ["is 65537", "data.dtype"]),
+    # Neither of the next two would be drawn in the run's one step.
+    "a last token beyond the vocabulary": (tokens(bytes(4000) + b"\x2c\x01"), ["token 2000 is 300", "model.vocab to 301"]),
+    "validation beyond the vocabulary": (validation(bytes(40) + b"\x2c\x01"), ["validation.bin", "token 20 is 300"]),
+    "a tokenizer that is not there": (configuration(FINE.replace("seq", 'tokenizer = "nowhere"\nseq')), ["data.tokenizer", "nowhere"]),
+    "a watch of ranks without addresses": (
+        configuration(FINE + 'watch = "ranks"\n[memory]\nkind = "eager"\n'), ["train.watch", "memory.kind"]),
+    "no time for the ranks": (configuration(FINE + "[device]\noperation_limit = 0\n"), ["device.operation_limit", "above 0"]),
     "a model without config.json": (model(config=None), ["config.json"]),
     "a config.json that is no JSON": (model(config="{"), ["config.json", "no JSON"]),
     "a config.json that is a list": (model(config="[]"), ["no JSON object"]),

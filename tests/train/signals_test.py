@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A signal ends a run after its step, with everything written; a second one ends it at once: signals_test.py SHERD"""
+"""A signal, and those that follow it within moments, end a run after its step, with everything written: signals_test.py SHERD"""
 import json
 import os
 import pathlib
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
 
@@ -29,7 +28,11 @@ def stops_cleanly(sherd, which, ranks):
     with tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
         process = start(sherd, place, ranks)
-        process.send_signal(which)
+        # Held up, so that all arrive before it can stop.
+        os.kill(process.pid, signal.SIGSTOP)
+        for one in which:
+            process.send_signal(one)
+        os.kill(process.pid, signal.SIGCONT)
         rest, _ = process.communicate(timeout=60)
         assert process.returncode == 0, (process.returncode, rest)
         steps = [json.loads(line)["step"] for line in (place / "out/metrics.jsonl").read_text().splitlines()]
@@ -41,24 +44,10 @@ def stops_cleanly(sherd, which, ranks):
         assert (place / "out/report.html").read_text().endswith("</html>\n")
 
 
-def ends_at_once(sherd, ranks):
-    with tempfile.TemporaryDirectory() as place:
-        process = start(sherd, pathlib.Path(place), ranks)
-        os.kill(process.pid, signal.SIGSTOP)  # both arrive before it can stop
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)
-        begin = time.monotonic()
-        os.kill(process.pid, signal.SIGCONT)
-        process.communicate(timeout=60)
-        assert process.returncode != 0
-        assert time.monotonic() - begin < 20
-
-
 def main():
     for ranks in (1, 3):
-        for which in (signal.SIGINT, signal.SIGTERM):
+        for which in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1][:2 + (ranks == 1)]):
             stops_cleanly(sys.argv[1], which, ranks)
-        ends_at_once(sys.argv[1], ranks)
 
 
 main()

@@ -34,6 +34,9 @@ struct LlamaOptions {
   double init_std = 0.02;
   Recompute recompute = Recompute::none;
   int64_t recompute_layers = 0;  ///< the first so many; 0: all
+  /// The config.json that these options were read from, if any: what else it says (tokens that end
+  /// a text, the longest text, …) is kept in the model's own.
+  std::string config{};
 
   /// Whether a layer is computed again in this way.
   bool recomputes(Recompute kind, int64_t layer) const {

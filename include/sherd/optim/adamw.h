@@ -86,6 +86,8 @@ class SHERD_API AdamW {
   double loss_scale() const;
   /// Of the last step's gradients, before clipping, over all parameters and ranks.
   double gradient_norm() const;
+  /// The same as a copy on the device, of one element in fp64; the host waits for nothing.
+  at::Tensor gradient_norm_on_device() const;
 
   /// This rank's elements of both moments, by parameter, in the order of sherd::parameters.
   struct Moments {

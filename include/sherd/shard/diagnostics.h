@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sherd/export.h"
@@ -40,6 +43,19 @@ struct SHERD_API Finding {
   std::optional<int64_t> rank{};  ///< whose gradient it was, where that is known
 
   std::string text() const;
+};
+
+/// Thrown on all ranks alike where gradients are not finite and no loss is scaled. The step that
+/// had them has changed neither weights nor the state of AdamW.
+class SHERD_API NotFiniteError : public c10::Error {
+ public:
+  NotFiniteError(c10::SourceLocation where, std::string text, std::vector<Finding> findings)
+      : c10::Error(where, std::move(text)), findings_(std::move(findings)) {}
+  /// Earliest first; none where only the norm over all parameters is known.
+  const std::vector<Finding>& findings() const { return findings_; }
+
+ private:
+  std::vector<Finding> findings_;
 };
 
 /// A parameter's norms over all elements, whichever ranks hold them.

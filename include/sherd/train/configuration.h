@@ -57,6 +57,7 @@ struct DataSection {
   int64_t micro_batches = 1;
   bool shuffle = true;
   std::optional<std::string> validation{};
+  std::optional<std::string> tokenizer{};
   std::optional<std::string> images{};
   std::optional<std::string> validation_images{};
 };
@@ -99,7 +100,7 @@ struct TrainSection {
   int64_t steps = 100;
   int64_t seed = 1;
   std::string out = "run";
-  int64_t save_every = 0;
+  std::optional<int64_t> save_every{};
   int64_t keep = 0;
   std::string resume = "auto";
   std::optional<std::string> export_dtype{};
@@ -107,6 +108,8 @@ struct TrainSection {
   std::string recompute = "none";
   int64_t recompute_layers = 0;
   int64_t validate_every = 0;
+  int64_t log_every = 0;
+  std::string watch = "on";
   std::string loss = "mean";
   bool graph = false;
   bool tensorboard = false;
@@ -117,6 +120,8 @@ struct DeviceSection {
   int64_t ranks = 1;
   int64_t emulate = 0;
   std::optional<std::string> network{};
+  double start_limit = 60;
+  double operation_limit = 600;
 };
 
 struct Configuration {

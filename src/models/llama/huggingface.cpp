@@ -212,9 +212,10 @@ class Weights {
 
 }  // namespace
 
-LlamaOptions read_llama_options(const std::string& folder) {
-  const auto path = fs::path(folder) / "config.json";
-  const Config config(read_json(path), path.string());
+namespace {
+
+LlamaOptions options_of(const Json& json, const std::string& path) {
+  const Config config(json, path);
   config.require("architectures", Json::array({"LlamaForCausalLM"}));
   config.require("model_type", "llama");
   config.require("hidden_act", "silu");
@@ -235,10 +236,20 @@ LlamaOptions read_llama_options(const std::string& folder) {
   options.tie_embeddings = config.flag("tie_word_embeddings", false);
   options.init_std = config.real("initializer_range", 0.02);
   TORCH_CHECK_VALUE(
-      options.heads % options.kv_heads == 0 && options.head_dim % 2 == 0, "[model.from] ",
-      path.string(), ": num_key_value_heads = ", options.kv_heads,
+      options.heads % options.kv_heads == 0 && options.head_dim % 2 == 0, "[model.from] ", path,
+      ": num_key_value_heads = ", options.kv_heads,
       " must divide num_attention_heads = ", options.heads, ", and head_dim = ", options.head_dim,
       " must be even");
+  return options;
+}
+
+}  // namespace
+
+LlamaOptions read_llama_options(const std::string& folder) {
+  const auto path = fs::path(folder) / "config.json";
+  const auto json = read_json(path);
+  auto options = options_of(json, path.string());
+  options.config = json.dump();
   return options;
 }
 
@@ -280,7 +291,12 @@ void load_llama(LanguageModel& model, const std::string& folder) {
   load(model, "");
 }
 
-std::string huggingface_config(const LlamaOptions& options) {
+namespace {
+
+/// What the options say, with all else that a LlamaConfig has: transformers' defaults differ
+/// between its versions, and some are those of one model, such as the tokens that begin and end a
+/// text.
+Json config_of(const LlamaOptions& options) {
   Json config{
       {"architectures", {"LlamaForCausalLM"}},
       {"model_type", "llama"},
@@ -297,7 +313,14 @@ std::string huggingface_config(const LlamaOptions& options) {
       {"rope_theta", options.rope_theta},
       {"rms_norm_eps", options.norm_eps},
       {"tie_word_embeddings", options.tie_embeddings},
-      {"initializer_range", options.init_std}};
+      {"initializer_range", options.init_std},
+      {"attention_dropout", 0.0},
+      {"pretraining_tp", 1},
+      {"use_cache", true},
+      {"bos_token_id", nullptr},
+      {"eos_token_id", nullptr},
+      {"pad_token_id", nullptr},
+      {"rope_scaling", nullptr}};
   if (const auto& scaling = options.rope_scaling) {
     config["rope_scaling"] = {
         {"rope_type", "llama3"},
@@ -305,6 +328,24 @@ std::string huggingface_config(const LlamaOptions& options) {
         {"low_freq_factor", scaling->low_frequency_factor},
         {"high_freq_factor", scaling->high_frequency_factor},
         {"original_max_position_embeddings", scaling->original_positions}};
+  }
+  return config;
+}
+
+}  // namespace
+
+std::string huggingface_config(const LlamaOptions& options) {
+  auto config = config_of(options);
+  if (!options.config.empty()) {
+    auto source = Json::parse(options.config);
+    // What was changed since it was read; all else is as it was, in whichever form.
+    const auto before = config_of(options_of(source, "config.json"));
+    for (const auto& [key, value] : config.items()) {
+      if (before.at(key) == value) continue;
+      if (key.starts_with("rope_")) source.erase("rope_parameters");
+      source[key] = value;
+    }
+    config = std::move(source);
   }
   return config.dump(2) + "\n";
 }

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/run_inputs.h"
+
+#include <ATen/ops/amin.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <utility>
+
+#include "sherd/comm/device_memory.h"
+#include "train/budget.h"
+#include "train/setup.h"
+#include "train/token_check.h"
+
+namespace sherd {
+namespace {
+
+Dataset checked(Dataset data, const Configuration& configuration, const World& world) {
+  check_tokens(data.tokens(), configuration.model.vocab, world);
+  return data;
+}
+
+}  // namespace
+
+Configuration decided(const Configuration& given, const World& world) {
+  auto configuration = given;
+  configuration.model = resolved(configuration.model);
+  if (configuration.memory.budget.empty()) return configuration;
+  PlanOptions options;
+  options.device = world.device().is_cuda() ? "cuda" : "cpu";
+  if (const auto memory = device_memory(world.device())) {
+    // What this process has taken already is in the plan, too. All ranks have the least.
+    const auto mine = at::tensor({memory->total - memory->used + memory->outside()}, at::kLong)
+                          .to(world.device());
+    auto all = at::empty({world.size()}, mine.options());
+    world.communicator().all_gather(all, mine).synchronize();
+    options.free_memory = all.amin().item<int64_t>();
+  }
+  if (configuration.device.network) options.network = read_network(*configuration.device.network);
+  return within_budget(configuration, world.size(), options);
+}
+
+Dataset checked_training_data(const Configuration& configuration, const World& world) {
+  return checked(training_data_of(configuration), configuration, world);
+}
+
+std::optional<Dataset> checked_validation_data(
+    const Configuration& configuration, const World& world) {
+  auto data = validation_data_of(configuration);
+  if (!data) return std::nullopt;
+  return checked(std::move(*data), configuration, world);
+}
+
+Sampler::Options sampling_of(
+    const Configuration& configuration, const Dataset& dataset, int64_t ranks) {
+  const auto& data = configuration.data;
+  return {
+      .samples = dataset.samples(),
+      .batch = data.batch,
+      .micro_batches = data.micro_batches,
+      .ranks = ranks,
+      .shuffle = data.shuffle,
+      .seed = static_cast<uint64_t>(configuration.train.seed)};
+}
+
+}  // namespace sherd

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "sherd/comm/world.h"
+#include "sherd/train/configuration.h"
+#include "train/dataset.h"
+#include "train/sampler.h"
+
+// What a run begins with.
+namespace sherd {
+
+/// The configuration with all that was left open: what a folder says of the model, and what a
+/// budget leaves to be decided. The same on all ranks. Collective.
+Configuration decided(const Configuration& configuration, const World& world);
+
+/// The data of a run. A token beyond the vocabulary is found here, before anything is trained, not
+/// when it is drawn. Collective.
+Dataset checked_training_data(const Configuration& configuration, const World& world);
+std::optional<Dataset> checked_validation_data(
+    const Configuration& configuration, const World& world);
+
+Sampler::Options sampling_of(
+    const Configuration& configuration, const Dataset& dataset, int64_t ranks);
+
+}  // namespace sherd
