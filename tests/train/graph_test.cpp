@@ -199,7 +199,7 @@ TEST_F(GraphTest, AReplayAfterAParameterWasFrozenIsRefusedByName) {
 }
 
 TEST_F(GraphTest, AReplayWithoutItsTokensIsRefused) {
-  auto configuration = configuration_of({.per_token = true});
+  auto configuration = graphed_configuration({.per_token = true});
   configuration.data.micro_batches = 1;
   const auto model = model_of(configuration, mesh_of(configuration.shard, test_world()));
   AdamW optimizer(*model, optimizer_of(configuration, *model));
