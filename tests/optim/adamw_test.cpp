@@ -4,6 +4,7 @@
 
 #include <torch/nn/utils/clip_grad.h>
 
+#include "shard/granules.h"
 #include "shard/rig.h"
 #include "shard/twin.h"
 
@@ -212,6 +213,32 @@ TEST_P(AdamWRanks, ClipsByTheNormOfTheUnshardedModel) {
     torchs.step();
   }
   expect_weights(full_parameters(model), *reference, 1e-5);
+}
+
+/// Cut by rows, in blocks, nowhere, or each parameter in its own way.
+TEST_P(AdamWRanks, EqualsTorchsWhereverParametersMayBeCut) {
+  for (const auto& granules : all_granules()) {
+    SCOPED_TRACE(granules.name);
+    auto given = options();
+    add_granules(given, granules);
+    auto model = make_sharded(given);
+    auto reference = make_model();
+    AdamW optimizer(model, {.rate = 2e-3, .decay = 0.1, .max_norm = 3});
+    torch::optim::AdamW torchs(
+        reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
+    for (int64_t step = 0; step < 4; ++step) {
+      model(step).backward();
+      optimizer.step();
+      reference->zero_grad();
+      reference->forward(step).backward();
+      const double norm = torch::nn::utils::clip_grad_norm_(reference->parameters(), 3);
+      EXPECT_NEAR(optimizer.gradient_norm(), norm, 1e-6 * norm);
+      torchs.step();
+    }
+    const auto weights = full_parameters(model);
+    expect_weights(weights, *reference, 1e-6);
+    expect_granules(named_parameters(model), weights, granules);
+  }
 }
 
 TEST_P(AdamWRanks, EmptyLocalShardsDoNotCorruptTheirNeighbours) {

@@ -29,7 +29,7 @@ class Sightings {
       for (const auto& [parameter, number, index] : unit->parameters()) {
         const auto& group = *unit->groups()[number];
         const auto name = runtime_->full_name(*unit, group.name(index));
-        members_.push_back({name, parameter, unit, &group, index});
+        members_.push_back({name, parameter, unit, &group, index, nullptr, nullptr, false});
       }
     }
     current_ = this;
@@ -45,11 +45,12 @@ class Sightings {
 
   /// Looks while `run` runs; how many parameters were seen.
   size_t of(const std::function<void()>& run) {
-    seen_.clear();
+    for (auto& member : members_) member.seen = false;
     looking_ = true;
     run();
     looking_ = false;
-    return seen_.size();
+    return static_cast<size_t>(std::count_if(
+        members_.begin(), members_.end(), [](const Member& member) { return member.seen; }));
   }
   /// The same, and each parameter must be seen.
   void of_all(const std::function<void()>& run) { EXPECT_EQ(of(run), members_.size()); }
@@ -63,6 +64,7 @@ class Sightings {
   void forget() {
     parameters_.clear();
     gradients_.clear();
+    for (auto& member : members_) member.parameter_at = member.gradient_at = nullptr;
   }
   const Places& parameters() const { return parameters_; }
   const Places& gradients() const { return gradients_; }
@@ -86,6 +88,10 @@ class Sightings {
     const Unit* unit;
     const Group* group;
     size_t index;
+    // Where they were seen last: there are many looks, and few new addresses.
+    const void* parameter_at;
+    const void* gradient_at;
+    bool seen;
   };
 
   static std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction&) {
@@ -94,16 +100,23 @@ class Sightings {
   }
 
   void look() {
-    for (const auto& [name, parameter, unit, group, index] : members_) {
-      if (group->shown()) {
-        seen_.insert(name);
-        parameters_[name].insert(parameter.const_data_ptr());
+    for (auto& member : members_) {
+      if (member.group->shown()) {
+        member.seen = true;
+        note(parameters_, member.name, member.parameter_at, member.parameter.const_data_ptr());
       }
-      const auto& gradients = group->local_gradients();  // eager: none where there is no memory
-      if (unit->phase == Unit::Phase::backward && index < gradients.size()) {
-        gradients_[name].insert(gradients[index].const_data_ptr());
+      const auto& gradients = member.group->local_gradients();  // eager: none without memory
+      if (member.unit->phase == Unit::Phase::backward && member.index < gradients.size()) {
+        const void* gradient = gradients[member.index].const_data_ptr();
+        note(gradients_, member.name, member.gradient_at, gradient);
       }
     }
+  }
+
+  static void note(Places& places, const std::string& name, const void*& last, const void* now) {
+    if (now == last) return;
+    last = now;
+    places[name].insert(now);
   }
 
   inline static Sightings* current_ = nullptr;
@@ -111,7 +124,6 @@ class Sightings {
   std::vector<Member> members_;
   at::CallbackHandle handle_{};
   bool looking_ = false;
-  std::set<std::string> seen_;
   Places parameters_;
   Places gradients_;
 };

@@ -30,6 +30,7 @@ struct Case {
         recompute ? "recompute_" : "", optimizer == Optimizer::sgd ? "SGD" : "AdamW", "_",
         granules.name);
   }
+  friend void PrintTo(const Case& one, std::ostream* out) { *out << one.name(); }
 };
 
 /// Kinds, ways, micro-batches, recompute, optimizers, granules.

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Traps that other systems fell into, where no other test is named after them (docs/traps.md).
+#include <chrono>
+#include <thread>
+
 #include "shard/twin.h"
 
 namespace sherd::testing {
@@ -124,6 +127,92 @@ TEST(TrapsTest, ExpertGradientsAreNotTooLargeByTheSizeOfTheirAxis) {
     make_optimizer(Optimizer::sgd, reference->parameters())->step();
     expect_weights(full_parameters(model), *reference, 1e-6);
   }
+}
+
+/// Rank 0 is one unit ahead of the others, which stay in a unit until rank 0 says that it is inside
+/// the next one. It can only get there if it does not wait for the collectives that the others
+/// have not joined yet.
+class OneRankAhead {
+ public:
+  /// Called inside a unit: rank 0 has come to `place`, the others to the one before it.
+  void meet(int64_t place) {
+    if (test_world().rank() == 0) {
+      for (int64_t peer = 1; peer < test_world().size(); ++peer) say(peer, place);
+    } else {
+      hear(place + 1);
+    }
+  }
+  void finish() {
+    for (auto& work : works_) work.wait();
+    EXPECT_EQ(met_, test_world().rank() == 0 ? 0 : kMeetings);
+  }
+  static constexpr int64_t kMeetings = 3;
+
+ private:
+  void say(int64_t peer, int64_t place) {
+    if (place > kMeetings || place == 0) return;
+    works_.push_back(test_world().communicator().send(torch::ones({1}), peer));
+  }
+  void hear(int64_t place) {
+    if (place > kMeetings) return;
+    works_.push_back(test_world().communicator().receive(torch::zeros({1}), 0));
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!late_ && !works_.back().done()) {
+      late_ = std::chrono::steady_clock::now() > limit;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    EXPECT_FALSE(late_) << "rank 0 waits for a collective instead of computing unit " << place;
+    ++met_;
+  }
+
+  std::vector<Work> works_;
+  int64_t met_ = 0;
+  bool late_ = false;
+};
+
+/// Of an order of units, forward or backward, `place` is where one comes.
+using Meeting = std::function<void(OneRankAhead& ahead, bool backward, int64_t place)>;
+
+void train_with_one_rank_ahead(const Meeting& meeting) {
+  // On CUDA the host always runs ahead: OverlapTest looks at the device's own clock.
+  if (test_world().device().is_cuda()) return;
+  Twin twin;
+  OneRankAhead ahead;
+  bool sharded = false;
+  for (auto* model : {&twin.model, &twin.reference}) {
+    for (size_t i = 0; i < (*model)->links.size(); ++i) {
+      const auto place = static_cast<int64_t>(i);
+      const auto last = static_cast<int64_t>((*model)->links.size()) - 1;
+      (*model)->links[i]->inside = [&, place, last](const at::Tensor& x) {
+        if (sharded) meeting(ahead, false, place);
+        auto y = x * 1;
+        y.register_hook([&, place, last](const at::Tensor&) {
+          if (sharded) meeting(ahead, true, last - place);
+        });
+        return y;
+      };
+    }
+  }
+  twin.expect_same(
+      [&](Chain& model, int64_t rank, int64_t step) {
+        sharded = model.get() == twin.model.get() && step == 1;
+        train_once(model, rank, step);
+        if (sharded) ahead.finish();
+        sharded = false;
+      },
+      2);
+}
+
+TEST(TrapsTest, ARankComputesAUnitWhileTheNextOneIsBeingGathered) {
+  train_with_one_rank_ahead([](OneRankAhead& ahead, bool backward, int64_t place) {
+    if (!backward) ahead.meet(place);
+  });
+}
+
+TEST(TrapsTest, ARankComputesAUnitWhileTheGradientsOfTheLastOneAreBeingReduced) {
+  train_with_one_rank_ahead([](OneRankAhead& ahead, bool backward, int64_t place) {
+    if (backward) ahead.meet(place);
+  });
 }
 
 }  // namespace
