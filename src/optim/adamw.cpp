@@ -7,6 +7,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
+
 #include "kernels/adamw.h"
 #include "kernels/measure.h"
 #include "shard/match.h"
@@ -251,16 +253,20 @@ double AdamW::gradient_norm() const {
   return state_->value(control::norm);
 }
 AdamW::Progress AdamW::progress() const {
-  return {updates(), loss_scale(), static_cast<int64_t>(state_->value(control::healthy))};
+  return {
+      updates(), state_->options.scaling ? loss_scale() : 0,
+      static_cast<int64_t>(state_->value(control::healthy))};
 }
 void AdamW::set_progress(const Progress& progress) {
-  state_->field(control::step).fill_(static_cast<double>(progress.updates));
-  state_->field(control::healthy).fill_(static_cast<double>(progress.healthy));
   TORCH_CHECK_VALUE(
       progress.updates >= 0 && progress.healthy >= 0, "[optim] AdamW can't have made ",
       progress.updates, " updates, ", progress.healthy, " since its scale was changed");
-  // 1: what went before had none.
-  if (state_->options.scaling && progress.loss_scale > 1) {
+  TORCH_CHECK_VALUE(
+      progress.loss_scale >= 0 && std::isfinite(progress.loss_scale),
+      "[optim] AdamW can't go on with a loss scale of ", progress.loss_scale);
+  state_->field(control::step).fill_(static_cast<double>(progress.updates));
+  state_->field(control::healthy).fill_(static_cast<double>(progress.healthy));
+  if (state_->options.scaling && progress.loss_scale > 0) {
     state_->field(control::scale).fill_(progress.loss_scale);
   }
 }
