@@ -13,6 +13,7 @@
 #include <functional>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "checkpoint/collective.h"
@@ -64,15 +65,30 @@ bool BackgroundSave::State::fits(const std::vector<StoredParameter>& parameters)
       copies.begin(), copies.end(), parameters.begin(), parameters.end(),
       [](const StoredParameter& copy, const StoredParameter& parameter) {
         for (const Set set : kSets) {
-          if (copy.pieces[set].defined() != parameter.pieces[set].defined()) return false;
+          const auto& [one, other] = std::tie(copy.pieces[set], parameter.pieces[set]);
+          if (one.defined() != other.defined()) return false;
+          if (one.defined() && (one.sizes() != other.sizes() || one.dtype() != other.dtype())) {
+            return false;
+          }
         }
         return true;
       });
 }
 
-/// A GPU copies on a stream of its own, once the current one has come this far.
+/// A GPU copies on a stream of its own, once the current one has come this far. Buffers are copied
+/// on the current one: the next forward may change them.
 void BackgroundSave::State::copy(const std::vector<StoredParameter>& parameters) {
   const c10::NoGradGuard no_grad;
+  const auto copy_all = [&](bool buffers) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters[i].buffer.defined() != buffers) continue;
+      for (const Set set : kSets) {
+        const auto& piece = parameters[i].pieces[set];
+        if (piece.defined()) copies[i].pieces[set].copy_(piece, /*non_blocking=*/true);
+      }
+    }
+  };
+  copy_all(/*buffers=*/true);
   const auto device = runtime->world().device();
   std::optional<c10::StreamGuard> guard;
   if (!device.is_cpu()) {
@@ -83,12 +99,7 @@ void BackgroundSave::State::copy(const std::vector<StoredParameter>& parameters)
     ready.block(*stream);
     guard.emplace(*stream);
   }
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    for (const Set set : kSets) {
-      const auto& piece = parameters[i].pieces[set];
-      if (piece.defined()) copies[i].pieces[set].copy_(piece, /*non_blocking=*/true);
-    }
-  }
+  copy_all(/*buffers=*/false);
   if (!device.is_cpu()) {
     copied.emplace(device.type());
     copied->record(*stream);
@@ -122,7 +133,7 @@ BackgroundSave::~BackgroundSave() = default;
 int64_t BackgroundSave::reserve(const torch::nn::Module& model, const AdamW* optimizer) {
   TORCH_CHECK(!under_way(), "[checkpoint] reserve while a save is under way: finish it");
   state_->runtime = Runtime::of_model(model, "BackgroundSave");
-  state_->reserve(stored_parameters(*state_->runtime, optimizer, {}));
+  state_->reserve(stored_parameters(model, *state_->runtime, optimizer, {}, Purpose::save));
   int64_t bytes = 0;
   for (const auto& parameter : state_->copies) {
     for (const auto& piece : parameter.pieces.values) {
@@ -149,7 +160,7 @@ void BackgroundSave::begin(
   state.options = options;
   std::vector<StoredParameter> parameters;
   on_all_ranks(*runtime, [&] {
-    parameters = stored_parameters(*runtime, optimizer, options.slices);
+    parameters = stored_parameters(model, *runtime, optimizer, options.slices, Purpose::save);
     if (fresh || !state.fits(parameters)) state.reserve(parameters);
     state.plan = plan_files(parameters, options.export_dtype);
     state.progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;

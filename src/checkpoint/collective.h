@@ -1,35 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <c10/util/Exception.h>
-
-#include <string>
+#include <chrono>
+#include <functional>
 
 #include "shard/runtime.h"
 
 namespace sherd {
 
 /// Runs `action` here and then throws on all ranks where it threw on one. Collective.
-template <class Action>
-void on_all_ranks(const Runtime& runtime, const Action& action) {
-  std::string problem;
-  bool value_error = false;
-  try {
-    action();
-  } catch (const c10::ValueError& error) {
-    value_error = true;
-    problem = error.what_without_backtrace();
-  } catch (const c10::Error& error) {
-    problem = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  if (!problem.empty()) problem.insert(0, value_error ? "v" : "s");
-  for (const auto& said : runtime.say(problem)) {
-    if (said.empty()) continue;
-    TORCH_CHECK_VALUE(said[0] != 'v', said.substr(1));
-    TORCH_CHECK(false, said.substr(1));
-  }
-}
+void on_all_ranks(const Runtime& runtime, const std::function<void()>& action);
+
+/// The same for an action that may take longer than an operation may, such as writing to a slow
+/// disk: it runs on a thread of its own, with the caller's stream, and every `interval` the ranks
+/// tell each other that it is under way, so that none waits for the end of an operation's time.
+void on_all_ranks_for_long(
+    const Runtime& runtime,
+    const std::function<void()>& action,
+    std::chrono::milliseconds interval = std::chrono::seconds(1));
 
 }  // namespace sherd

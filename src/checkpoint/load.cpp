@@ -17,11 +17,11 @@ constexpr int64_t kAtOnce = 1 << 20;  // elements that are converted or sent to 
 
 class Loader {
  public:
-  explicit Loader(const std::string& folder) : reader_(folder) {}
+  Loader(const std::string& folder, CheckpointReader::Check check) : reader_(folder, check) {}
 
   void load(const StoredParameter& parameter, Set set) {
     const auto& piece = parameter.pieces[set];
-    for (const auto& slice : parameter.slices) find(set, slice, parameter.name);
+    for (const auto& slice : parameter.slices) find(set, slice, parameter);
     const int64_t end = parameter.begin + piece.numel();
     each_run(parameter.slices, parameter.begin, end, [&](const Run& run) {
       const auto& tensor = *wanted(set, *run.tensor);
@@ -34,6 +34,10 @@ class Loader {
         done += count;
       }
     });
+    const auto& buffer = parameter.buffer;
+    if (buffer.defined() && !piece.is_alias_of(buffer)) {  // it is not contiguous
+      buffer.detach().copy_(piece.view(buffer.sizes()));
+    }
   }
 
   /// What the checkpoint has and nobody asked for.
@@ -44,7 +48,7 @@ class Loader {
       for (const auto& [name, tensor] : reader_.tensors(set)) {
         TORCH_CHECK_VALUE(
             taken_.contains(name), "[checkpoint] ", reader_.folder(), " has a tensor '", name,
-            "' (", to_text(set), "), which the model has no parameter for");
+            "' (", to_text(set), "), which the model has no parameter or buffer for");
       }
     }
   }
@@ -63,9 +67,11 @@ class Loader {
         found != reader_.state().end() && found->is_object(), "[checkpoint] ", reader_.folder(),
         " has no optimizer's state: it was saved without one");
     try {
+      auto scale = found->at("loss_scale").get<double>();
+      // Before there was "scaled", a loss without a scale was saved with 1.
+      if (!found->contains("scaled") && scale == 1) scale = 0;
       return {
-          found->at("updates").get<int64_t>(), found->at("loss_scale").get<double>(),
-          found->at("healthy").get<int64_t>(),
+          found->at("updates").get<int64_t>(), scale, found->at("healthy").get<int64_t>(),
           found->value("missed", std::map<std::string, int64_t>())};
     } catch (const Json::exception& error) {
       TORCH_CHECK_VALUE(
@@ -83,11 +89,13 @@ class Loader {
     return nullptr;
   }
 
-  void find(Set set, const TensorSlice& slice, const std::string& parameter) {
+  void find(Set set, const TensorSlice& slice, const StoredParameter& parameter) {
     const auto* tensor = wanted(set, slice.tensor);
+    const bool buffer = parameter.buffer.defined();
     TORCH_CHECK_VALUE(
         tensor, "[checkpoint] ", reader_.folder(), " has no tensor '", slice.tensor, "' (",
-        to_text(set), "), which parameter '", parameter, "' needs");
+        to_text(set), "), which ", buffer ? "buffer" : "parameter", " '", parameter.name, "' needs",
+        buffer ? ": to keep the values it has, give it no slices in LoadOptions::slices" : "");
     TORCH_CHECK_VALUE(
         tensor->shape == slice.shape, "[checkpoint] ", reader_.folder(), ": tensor '", slice.tensor,
         "' (", to_text(set), ") has the shape ", c10::IntArrayRef(tensor->shape),
@@ -101,19 +109,33 @@ class Loader {
 
 }  // namespace
 
+namespace {
+
+/// The runtime of a model, ready to be given other weights.
+std::shared_ptr<Runtime> runtime_to_load(const torch::nn::Module& model, const char* caller) {
+  auto runtime = Runtime::of_model(model, caller);
+  runtime->check_between_steps(caller);
+  runtime->settle(caller);
+  return runtime;
+}
+
+}  // namespace
+
 LoadedState load(
     const torch::nn::Module& model,
     AdamW* optimizer,
     const std::string& folder,
     const LoadOptions& options) {
-  const auto runtime = Runtime::of_model(model, "load");
-  runtime->check_between_steps("load");
-  runtime->settle("load");
-  const c10::NoGradGuard no_grad;
+  const auto runtime = runtime_to_load(model, "load");
   LoadedState state;
-  on_all_ranks(*runtime, [&] {
-    Loader loader(folder);
-    for (const auto& parameter : stored_parameters(*runtime, optimizer, options.slices)) {
+  on_all_ranks_for_long(*runtime, [&] {
+    const c10::NoGradGuard no_grad;
+    const auto parameters =
+        stored_parameters(model, *runtime, optimizer, options.slices, Purpose::load);
+    using Check = CheckpointReader::Check;
+    const bool first = runtime->world().rank() == 0;
+    Loader loader(folder, first ? Check::all_sizes : Check::what_is_read);
+    for (const auto& parameter : parameters) {
       loader.load(parameter, Set::main);
       for (const Set set : {Set::first_moment, Set::second_moment}) {
         if (parameter.pieces[set].defined()) loader.load(parameter, set);
@@ -123,11 +145,31 @@ LoadedState load(
     if (optimizer) optimizer->set_progress(loader.progress());
     state = loader.state();
   });
-  for (const auto* unit : runtime->units()) {
-    for (const auto& group : unit->groups()) group->note_stored();
-  }
-  runtime->publish();
+  runtime->publish_loaded();
   return state;
+}
+
+void load_elements(
+    const torch::nn::Module& model, const SlicesOf& slices, const ReadElements& read) {
+  const auto runtime = runtime_to_load(model, "load_elements");
+  on_all_ranks_for_long(*runtime, [&] {
+    const c10::NoGradGuard no_grad;
+    for (const auto& parameter :
+         stored_parameters(model, *runtime, nullptr, slices, Purpose::load)) {
+      if (parameter.buffer.defined()) continue;
+      const auto& piece = parameter.pieces[Set::main];
+      const int64_t end = parameter.begin + piece.numel();
+      each_run(parameter.slices, parameter.begin, end, [&](const Run& run) {
+        for (int64_t done = 0; done < run.length;) {
+          const int64_t count = std::min(run.length - done, kAtOnce);
+          const auto values = read(*run.tensor, run.in_tensor + done, count);
+          piece.narrow(0, run.in_parameter + done - parameter.begin, count).copy_(values);
+          done += count;
+        }
+      });
+    }
+  });
+  runtime->publish_loaded();
 }
 
 }  // namespace sherd

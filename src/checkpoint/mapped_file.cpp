@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "checkpoint/file_system.h"
+
 namespace sherd {
 namespace {
 
@@ -29,6 +31,7 @@ struct Descriptor {
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   const Descriptor file(path);
+  ++file_counts().opens;
   struct stat about {};
   TORCH_CHECK_VALUE(
       fstat(file.number, &about) == 0 && S_ISREG(about.st_mode), "[file] ", path,

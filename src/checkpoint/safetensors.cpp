@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/file_system.h"
 #include "checkpoint/safetensors_header.h"
 #include "sherd/checkpoint/mapped_file.h"
 
@@ -58,6 +59,7 @@ at::Tensor SafetensorsFile::read(const std::string& name, int64_t begin, int64_t
   if (count == 0) return result;
   const auto* from = state_->file.data() + state_->header.size + tensor.begin + begin * size;
   std::memcpy(result.mutable_data_ptr(), from, static_cast<size_t>(count * size));
+  file_counts().bytes_read += count * size;
   return result;
 }
 

@@ -12,6 +12,8 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/file_system.h"
+
 namespace sherd {
 namespace {
 
@@ -149,6 +151,16 @@ SafetensorsHeader parse_safetensors(const std::string& path, std::span<const uns
       length <= kLargest && length <= file.size() - kNumber, "its header should have ", length,
       " bytes, and the file has ", file.size());
   const auto* begin = reinterpret_cast<const char*>(file.data()) + kNumber;
+  file_counts().bytes_read += static_cast<int64_t>(kNumber + length);
+  return parse_safetensors_header(path, {begin, length}, file.size());
+}
+
+SafetensorsHeader parse_safetensors_header(
+    const std::string& path, std::string_view text, size_t file_bytes) {
+  const Complaint complaint(path);
+  complaint.require(
+      file_bytes >= kNumber + text.size(), "its header should have ", text.size(),
+      " bytes, and the file has ", file_bytes);
   std::set<std::string> names;
   std::optional<std::string> twice;
   bool deep = false;
@@ -162,7 +174,7 @@ SafetensorsHeader parse_safetensors(const std::string& path, std::span<const uns
   };
   Json json;
   try {
-    json = Json::parse(begin, begin + length, callback);
+    json = Json::parse(text.begin(), text.end(), callback);
   } catch (const Json::exception& error) {
     complaint.require(false, "its header is no JSON (", error.what(), ")");
   }
@@ -170,8 +182,8 @@ SafetensorsHeader parse_safetensors(const std::string& path, std::span<const uns
   complaint.require(json.is_object(), "its header is no JSON object");
   complaint.require(!twice, "there are two tensors '", twice.value_or(""), "'");
   SafetensorsHeader header;
-  header.size = kNumber + length;
-  const auto data_bytes = static_cast<int64_t>(file.size() - header.size);
+  header.size = kNumber + text.size();
+  const auto data_bytes = static_cast<int64_t>(file_bytes - header.size);
   for (const auto& [name, entry] : json.items()) {
     if (name == "__metadata__") {
       complaint.require(entry.is_object(), "its metadata is no object");

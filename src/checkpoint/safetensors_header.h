@@ -4,6 +4,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "sherd/checkpoint/safetensors.h"
 
@@ -18,6 +19,10 @@ struct SafetensorsHeader {
 /// Reads the header of a file of these bytes. Throws, naming the file and what is wrong, unless
 /// every tensor has a known dtype and lies, right after another, within the file.
 SafetensorsHeader parse_safetensors(const std::string& path, std::span<const unsigned char> file);
+
+/// The same of a header without the number in front of it, and the size of its file.
+SafetensorsHeader parse_safetensors_header(
+    const std::string& path, std::string_view text, size_t file_bytes);
 
 /// The number and the header, padded to a multiple of 8 bytes. The tensors' places are given by
 /// their order.

@@ -22,15 +22,16 @@ void save(
   std::vector<StoredParameter> parameters;
   FilePlan plan;
   on_all_ranks(*runtime, [&] {
-    parameters = stored_parameters(*runtime, optimizer, options.slices);
+    parameters = stored_parameters(model, *runtime, optimizer, options.slices, Purpose::save);
     plan = plan_files(parameters, options.export_dtype);
     if (world.rank() == 0) unfinished.make();
   });
   try {
-    on_all_ranks(*runtime, [&] { write_part(unfinished, parameters, plan, world.rank()); });
-    on_all_ranks(*runtime, [&] {
+    const auto progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
+    on_all_ranks_for_long(
+        *runtime, [&] { write_part(unfinished, parameters, plan, world.rank()); });
+    on_all_ranks_for_long(*runtime, [&] {
       if (world.rank() != 0) return;
-      const auto progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
       write_state(unfinished, plan, world.size(), progress, options);
       unfinished.finish();
     });

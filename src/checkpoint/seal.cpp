@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "checkpoint/checksum_index.h"
 #include "checkpoint/crc32c.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shared_file.h"
@@ -18,22 +19,28 @@ void seal_checkpoint(
     const std::optional<AdamW::Progress>& progress) {
   namespace fs = std::filesystem;
   const auto in = [&](const std::string& name) { return (fs::path(folder) / name).string(); };
-  Json sums = Json::object(), sizes = Json::object(), map = Json::object(), texts = Json::object();
+  Json sizes = Json::object(), map = Json::object(), texts = Json::object();
+  std::vector<PlannedFile> files;
+  BlocksOfFiles sums;
   int64_t total = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".safetensors") continue;
     const auto name = entry.path().filename().string();
     const MappedFile file(entry.path().string());
     const auto header = parse_safetensors(file.path(), {file.data(), file.size()});
-    Json blocks = Json::array();
+    std::vector<BlockRecord> blocks;
     for (size_t begin = 0; begin < file.size();) {
       const size_t end = begin == 0
                              ? header.size
                              : std::min(file.size(), begin + static_cast<size_t>(kBlockBytes));
-      blocks.push_back({begin, end, crc32c(file.data() + begin, end - begin)});
+      blocks.push_back(make_record(
+          static_cast<int64_t>(begin), static_cast<int64_t>(end),
+          crc32c(file.data() + begin, end - begin)));
       begin = end;
     }
-    sums[name] = std::move(blocks);
+    sums.push_back(std::move(blocks));
+    const auto* text = reinterpret_cast<const char*>(file.data());
+    files.push_back({name, {text, header.size}, static_cast<int64_t>(file.size())});
     sizes[name] = file.size();
     if (!name.starts_with("model-")) continue;
     for (const auto& [tensor, about] : header.tensors) {
@@ -50,7 +57,7 @@ void seal_checkpoint(
     const MappedFile file(in(name));
     texts[name] = crc32c(file.data(), file.size());
   }
-  write_sealed(in(checksums_name(0)), {{"files", std::move(sums)}});
+  sync_all(make_index(folder, files, sums));
   write_sealed(in("state.json"), state_of(numbers, 1, sizes, texts, progress));
   sync_folder(folder);
 }

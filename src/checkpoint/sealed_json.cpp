@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "checkpoint/crc32c.h"
+#include "checkpoint/file_system.h"
 #include "checkpoint/shared_file.h"
 #include "sherd/checkpoint/mapped_file.h"
 
@@ -19,9 +20,13 @@ uint32_t seal_of(const Json& object) {
 
 }  // namespace
 
-void write_sealed(const std::string& path, Json object) {
+std::string sealed_text(Json object) {
   object["crc32c"] = seal_of(object);
-  write_text(path, object.dump(1) + "\n");
+  return object.dump(1) + "\n";
+}
+
+void write_sealed(const std::string& path, Json object) {
+  write_text(path, sealed_text(std::move(object)));
 }
 
 Json read_sealed(const std::string& path) {
@@ -30,6 +35,7 @@ Json read_sealed(const std::string& path) {
       file.size() <= kLargestJson, "[checkpoint] ", path, " has ", file.size(),
       " bytes: that is no such file");
   const auto* text = reinterpret_cast<const char*>(file.data());
+  file_counts().bytes_read += static_cast<int64_t>(file.size());
   // What is nested without end can be read, but not written again.
   bool deep = false;
   const auto watch = [&](int depth, Json::parse_event_t, Json&) {

@@ -8,7 +8,9 @@ namespace sherd {
 
 using Json = nlohmann::ordered_json;
 
-/// Writes an object with its own checksum as the last key, and sees to it that it is on the disk.
+/// An object as text, with its own checksum as the last key.
+std::string sealed_text(Json object);
+/// Writes it, and sees to it that it is on the disk.
 void write_sealed(const std::string& path, Json object);
 /// Reads one; throws, naming the file, where it is not there, no JSON, or not what was written.
 Json read_sealed(const std::string& path);

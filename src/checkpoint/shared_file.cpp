@@ -5,12 +5,19 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <future>
+#include <system_error>
 #include <utility>
 
 namespace sherd {
 namespace {
+
+constexpr size_t kSyncs = 8;  // at the same time
 
 [[noreturn]] void fail(const std::string& path, int error) {
   TORCH_CHECK(
@@ -54,11 +61,43 @@ void SharedFile::sync() const {
   if (fsync(number_) != 0) fail(path_, errno);
 }
 
-void write_text(const std::string& path, const std::string& text) {
+void sync_all(const std::vector<SharedFile>& files) {
+  std::atomic<size_t> next = 0;
+  const auto sync_some = [&] {
+    for (size_t i = next++; i < files.size(); i = next++) files[i].sync();
+  };
+  std::vector<std::future<void>> others;
+  try {
+    while (others.size() + 1 < std::min(files.size(), kSyncs)) {
+      others.push_back(std::async(std::launch::async, sync_some));
+    }
+  } catch (const std::system_error&) {  // no thread to be had: with fewer
+  }
+  std::exception_ptr problem;
+  try {
+    sync_some();
+  } catch (const c10::Error&) {
+    problem = std::current_exception();
+  }
+  for (auto& other : others) {
+    try {
+      other.get();
+    } catch (const c10::Error&) {
+      problem = std::current_exception();
+    }
+  }
+  if (problem) std::rethrow_exception(problem);
+}
+
+SharedFile make_text(const std::string& path, const std::string& text) {
   unlink(path.c_str());  // it may be there, and longer
-  const SharedFile file(path);
+  SharedFile file(path);
   file.write(text.data(), std::ssize(text), 0);
-  file.sync();
+  return file;
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  make_text(path, text).sync();
 }
 
 void sync_folder(const std::string& path) {

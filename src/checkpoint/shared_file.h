@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace sherd {
 
@@ -27,6 +28,12 @@ class SharedFile {
   int number_ = -1;
 };
 
+/// All that was written to any of them is on the disk. They are synced at the same time, so that
+/// the disk can take them in one go.
+void sync_all(const std::vector<SharedFile>& files);
+
+/// A whole small file, not yet synced.
+SharedFile make_text(const std::string& path, const std::string& text);
 /// A whole small file, on the disk when it returns.
 void write_text(const std::string& path, const std::string& text);
 /// What was made, renamed or removed in a folder is on the disk.

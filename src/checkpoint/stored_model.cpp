@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/stored_model.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "checkpoint/slices.h"
 
@@ -19,25 +23,87 @@ std::map<std::string, const AdamW::Moments*> moments_of(const AdamW* optimizer) 
   return result;
 }
 
+/// Ranks share a parameter's bytes along the data-parallel axes. Along any other each rank has
+/// values of its own, which would all be written to the same place.
+void check_axes(const std::string& parameter, const GroupTraits& traits) {
+  const auto& [mesh, axes] = std::tie(traits.mesh, traits.axes);
+  for (const auto& axis : mesh.axes()) {
+    const bool data_parallel = axis.name == axes.inner || axis.name == axes.outer;
+    TORCH_CHECK_VALUE(
+        data_parallel || axis.size == 1, "[checkpoint] parameter '", parameter,
+        "' lies on a mesh with the axis '", axis.name, "' of ", axis.size,
+        " ranks, which is not data-parallel: checkpoints of such a model can't be saved or loaded "
+        "yet; shard it over data-parallel axes alone");
+  }
+  TORCH_CHECK_VALUE(
+      mesh.size() == mesh.world().size(), "[checkpoint] parameter '", parameter,
+      "' lies on a mesh of ", mesh.size(), " of the world's ", mesh.world().size(),
+      " ranks: checkpoints of such a model can't be saved or loaded yet; shard it over "
+      "data-parallel axes of all ranks");
+}
+
+StoredParameter stored_parameter(
+    const Runtime& runtime,
+    const Unit& unit,
+    const Group& group,
+    size_t member,
+    const SlicesOf& slices_of) {
+  const auto stored = group.stored(member);
+  StoredParameter one;
+  one.name = runtime.full_name(unit, group.name(member));
+  check_axes(one.name, group.traits());
+  one.slices = checked_slices(slices_of, one.name, group.layout().parameters()[member].shape);
+  one.pieces[Set::main] = stored.piece;
+  one.begin = stored.begin;
+  // Each replica writes its share of what they all have.
+  const int64_t count = stored.piece.numel();
+  one.write_begin = one.begin + count * stored.replica / stored.replicas;
+  one.write_end = one.begin + count * (stored.replica + 1) / stored.replicas;
+  return one;
+}
+
+void add_buffers(
+    const torch::nn::Module& model,
+    const World& world,
+    const SlicesOf& slices_of,
+    Purpose purpose,
+    std::vector<StoredParameter>& result) {
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& item : model.named_buffers()) {
+    const auto& [name, buffer] = std::tie(item.key(), item.value());
+    // The module may be registered twice: the first name counts, as for parameters.
+    if (!seen.insert(buffer.unsafeGetTensorImpl()).second) continue;
+    if (slices_of && slices_of(name, buffer.sizes()).empty()) continue;
+    if (buffer.is_meta() && !world.device().is_meta()) {
+      TORCH_CHECK_VALUE(
+          purpose == Purpose::load, "[checkpoint] buffer '", name,
+          "' has no values: call sherd::initialise(model) first");
+      Group::point(buffer, at::empty(buffer.sizes(), buffer.options().device(world.device())));
+    }
+    StoredParameter one;
+    one.name = name;
+    one.buffer = buffer;
+    one.slices = checked_slices(slices_of, name, buffer.sizes());
+    one.pieces[Set::main] = buffer.detach().contiguous().view({-1});
+    one.write_end = world.rank() == 0 ? buffer.numel() : 0;
+    result.push_back(std::move(one));
+  }
+}
+
 }  // namespace
 
 std::vector<StoredParameter> stored_parameters(
-    const Runtime& runtime, const AdamW* optimizer, const SlicesOf& slices_of) {
+    const torch::nn::Module& model,
+    const Runtime& runtime,
+    const AdamW* optimizer,
+    const SlicesOf& slices_of,
+    Purpose purpose) {
   const auto moments = moments_of(optimizer);
   std::vector<StoredParameter> result;
   for (const auto* unit : runtime.units()) {
     for (const auto& group : unit->groups()) {
       for (size_t i = 0; i < group->size(); ++i) {
-        const auto stored = group->stored(i);
-        StoredParameter one;
-        one.name = runtime.full_name(*unit, group->name(i));
-        one.slices = checked_slices(slices_of, one.name, group->layout().parameters()[i].shape);
-        one.pieces[Set::main] = stored.piece;
-        one.begin = stored.begin;
-        // Each replica writes its share of what they all have.
-        const int64_t count = stored.piece.numel();
-        one.write_begin = one.begin + count * stored.replica / stored.replicas;
-        one.write_end = one.begin + count * (stored.replica + 1) / stored.replicas;
+        auto one = stored_parameter(runtime, *unit, *group, i, slices_of);
         if (const auto found = moments.find(one.name); found != moments.end()) {
           one.pieces[Set::first_moment] = found->second->first;
           one.pieces[Set::second_moment] = found->second->second;
@@ -46,6 +112,7 @@ std::vector<StoredParameter> stored_parameters(
       }
     }
   }
+  add_buffers(model, runtime.world(), slices_of, purpose, result);
   return result;
 }
 
@@ -55,7 +122,9 @@ FilePlan plan_files(
   std::map<std::string, int64_t> covered;  // elements of a tensor
   for (const auto& parameter : parameters) {
     const auto main = parameter.pieces[Set::main].scalar_type();
-    const auto model = c10::isFloatingType(main) ? export_dtype.value_or(main) : main;
+    // Buffers keep their digits: nothing else has them.
+    const bool as_it_is = parameter.buffer.defined() || !c10::isFloatingType(main);
+    const auto model = as_it_is ? main : export_dtype.value_or(main);
     for (const auto& slice : parameter.slices) {
       covered[slice.tensor] += elements_of(slice);
       plan.add(Set::model, slice.tensor, model, slice.shape);

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -12,9 +13,10 @@
 
 namespace sherd {
 
-/// A parameter as this rank stores it.
+/// A parameter as this rank stores it, or a buffer.
 struct StoredParameter {
   std::string name;
+  at::Tensor buffer;  ///< the module's own; undefined: a parameter
   std::vector<TensorSlice> slices;
   // This rank's elements, flat: of the main weight and, where an optimizer updates it, its moments.
   PerSet<at::Tensor> pieces;
@@ -24,10 +26,17 @@ struct StoredParameter {
   int64_t write_end = 0;
 };
 
-/// All parameters of a model and the moments of its optimizer, which may be null. In the same order
-/// on every rank.
+/// All parameters of a model, the moments of its optimizer, which may be null, and its buffers, all
+/// of which the first rank writes. In the same order on every rank. Throws, naming it, where a
+/// parameter is spread over an axis that is not data-parallel. Buffers without memory get some to
+/// be loaded into; to be saved, they must have values.
+enum class Purpose : uint8_t { save, load };
 std::vector<StoredParameter> stored_parameters(
-    const Runtime& runtime, const AdamW* optimizer, const SlicesOf& slices_of);
+    const torch::nn::Module& model,
+    const Runtime& runtime,
+    const AdamW* optimizer,
+    const SlicesOf& slices_of,
+    Purpose purpose);
 
 /// The files that a checkpoint of them has: a function of names, shapes and dtypes, so every rank
 /// finds the same.

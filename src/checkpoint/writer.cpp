@@ -3,18 +3,16 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <fcntl.h>
-#include <linux/fs.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <optional>
 
+#include "checkpoint/checksum_index.h"
 #include "checkpoint/crc32c.h"
+#include "checkpoint/file_system.h"
 #include "checkpoint/shared_file.h"
 #include "checkpoint/slices.h"
 
@@ -27,13 +25,16 @@ namespace fs = std::filesystem;
 class PartWriter {
  public:
   PartWriter(const UnfinishedFolder& folder, const FilePlan& plan)
-      : folder_(folder), plan_(plan), files_(plan.files().size()), blocks_(plan.files().size()) {}
+      : folder_(folder), plan_(plan), places_(plan.files().size()), blocks_(plan.files().size()) {}
 
   void write(size_t file, const void* data, int64_t size, int64_t at) {
-    auto& open = files_[file];
-    if (!open) open.emplace((fs::path(folder_.path()) / plan_.files()[file].name).string());
-    open->write(data, size, at);
-    blocks_[file].push_back({at, at + size, crc32c(data, static_cast<size_t>(size))});
+    auto& place = places_[file];
+    if (!place) {
+      place = files_.size();
+      files_.emplace_back((fs::path(folder_.path()) / plan_.files()[file].name).string());
+    }
+    files_[*place].write(data, size, at);
+    blocks_[file].push_back(make_record(at, at + size, crc32c(data, static_cast<size_t>(size))));
   }
 
   /// This rank's elements [begin, end) of a parameter, which are those of `piece` from `skipped`
@@ -53,29 +54,23 @@ class PartWriter {
   }
 
   void finish(int64_t rank) {
-    Json files = Json::object();
-    for (size_t i = 0; i < files_.size(); ++i) {
-      if (!files_[i]) continue;
-      files_[i]->sync();
-      Json list = Json::array();
-      for (const auto& [begin, end, crc] : blocks_[i]) list.push_back({begin, end, crc});
-      files[plan_.files()[i].name] = std::move(list);
-    }
-    write_sealed(
-        (fs::path(folder_.path()) / checksums_name(rank)).string(), {{"files", std::move(files)}});
+    sync_all(files_);
+    write_blocks(folder_.path(), rank, blocks_);
   }
 
  private:
-  struct Block {
-    int64_t begin;
-    int64_t end;
-    uint32_t crc;
-  };
   const UnfinishedFolder& folder_;
   const FilePlan& plan_;
-  std::vector<std::optional<SharedFile>> files_;
-  std::vector<std::vector<Block>> blocks_;
+  std::vector<SharedFile> files_;
+  std::vector<std::optional<size_t>> places_;  // in files_, by number in the plan
+  BlocksOfFiles blocks_;
 };
+
+void rename_folder(const std::string& from, const std::string& to) {
+  TORCH_CHECK(
+      file_system().rename(from.c_str(), to.c_str()) == 0, "[checkpoint] ", from,
+      " can't be renamed to ", to, ": ", std::strerror(errno), ": check the folder around it");
+}
 
 }  // namespace
 
@@ -83,7 +78,11 @@ void UnfinishedFolder::make() const {
   std::error_code code;
   const auto parent = fs::absolute(folder).lexically_normal().parent_path();
   fs::create_directories(parent, code);
-  if (fs::exists(path())) remove_checkpoint(path());
+  // Complete, but its process ended before it had its name.
+  if (const auto found = locate_checkpoint(folder); found != folder) rename_folder(found, folder);
+  for (const auto& left : {path(), replaced_name(folder)}) {
+    if (fs::exists(left, code)) remove_tree(move_to_trash(left));
+  }
   TORCH_CHECK(
       mkdir(path().c_str(), 0755) == 0, "[checkpoint] ", path(),
       " can't be made: ", std::strerror(errno), ": check the folder");
@@ -100,20 +99,39 @@ void UnfinishedFolder::finish() const {
   sync_folder(path());
   const auto parent = fs::absolute(folder).lexically_normal().parent_path().string();
   if (!fs::exists(folder)) {
-    TORCH_CHECK(
-        rename(path().c_str(), folder.c_str()) == 0, "[checkpoint] ", path(),
-        " can't be renamed to ", folder, ": ", std::strerror(errno));
+    rename_folder(path(), folder);
     sync_folder(parent);
     return;
   }
   // Both names change hands at once: at no instant is there none.
-  const auto swapped =
-      syscall(SYS_renameat2, AT_FDCWD, path().c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE);
+  if (file_system().exchange(path().c_str(), folder.c_str()) == 0) {
+    sync_folder(parent);
+    discard();  // the one that was there
+    return;
+  }
+  const bool unknown = errno == EINVAL || errno == ENOSYS || errno == ENOTSUP;
   TORCH_CHECK(
-      swapped == 0, "[checkpoint] ", path(), " can't take the place of ", folder, ": ",
-      std::strerror(errno));
+      unknown, "[checkpoint] ", path(), " can't take the place of ", folder, ": ",
+      std::strerror(errno), ": check the folder around it");
+  replace(parent);
+}
+
+/// In two renames, for file systems that can't exchange names. In between, locate_checkpoint finds
+/// the new one under the name that it was written under.
+void UnfinishedFolder::replace(const std::string& parent) const {
+  const auto before = replaced_name(folder);
+  rename_folder(folder, before);
+  try {
+    rename_folder(path(), folder);
+  } catch (const c10::Error&) {
+    rename_folder(before, folder);
+    throw;
+  }
   sync_folder(parent);
-  discard();  // the one that was there
+  try {
+    remove_checkpoint(before);
+  } catch (const c10::Error&) {  // the new one has its place; later saves and pruning try again
+  }
 }
 
 Json state_of(
@@ -122,7 +140,7 @@ Json state_of(
     const Json& files,
     const Json& texts,
     const std::optional<AdamW::Progress>& progress) {
-  Json state{{"format", "sherd"}, {"version", 1}};
+  Json state{{"format", "sherd"}, {"version", kVersion}};
   for (const auto& [name, number] : numbers) {
     for (const char* taken :
          {"format", "version", "ranks", "files", "texts", "optimizer", "crc32c"}) {
@@ -138,15 +156,12 @@ Json state_of(
     state["optimizer"] = {
         {"name", "adamw"},
         {"updates", progress->updates},
+        {"scaled", progress->loss_scale > 0},
         {"loss_scale", progress->loss_scale},
         {"healthy", progress->healthy}};
     if (!progress->missed.empty()) state["optimizer"]["missed"] = progress->missed;
   }
   return state;
-}
-
-std::string checksums_name(int64_t rank) {
-  return "checksums-" + std::to_string(rank) + ".json";
 }
 
 void write_part(
@@ -188,11 +203,14 @@ void write_state(
   };
   auto texts = options.texts;
   texts["model.safetensors.index.json"] = plan.index();
+  auto small =
+      make_index(folder.path(), plan.files(), join_blocks(folder.path(), ranks, plan.files()));
   Json sums = Json::object();
   for (const auto& [name, text] : texts) {
-    write_text(in(name), text);
+    small.push_back(make_text(in(name), text));
     sums[name] = crc32c(text.data(), text.size());
   }
+  sync_all(small);
   Json files = Json::object();
   for (const auto& file : plan.files()) files[file.name] = file.bytes;
   write_sealed(in("state.json"), state_of(options.numbers, ranks, files, sums, progress));

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/folders.h"
 #include "checkpoint/sealed_json.h"
 #include "checkpoint/stored_model.h"
 
@@ -16,7 +17,7 @@ struct UnfinishedFolder {
     while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
   }
   std::string folder;  ///< that it will be
-  std::string path() const { return folder + ".part"; }
+  std::string path() const { return unfinished_name(folder); }
 
   /// Makes it, empty. One rank.
   void make() const;
@@ -24,8 +25,12 @@ struct UnfinishedFolder {
   void discard() const noexcept;
   /// Takes the place of what is there. One rank, when all have written.
   void finish() const;
+
+ private:
+  void replace(const std::string& parent) const;
 };
 
+constexpr int64_t kVersion = 2;                    ///< of the format
 constexpr int64_t kBlockBytes = int64_t{4} << 20;  ///< that have one checksum, at most
 
 /// state.json: what says that a checkpoint is whole. `files` has sizes, `texts` checksums.
@@ -35,9 +40,6 @@ Json state_of(
     const Json& files,
     const Json& texts,
     const std::optional<AdamW::Progress>& progress);
-
-/// The name of the file with the checksums of one rank's bytes.
-std::string checksums_name(int64_t rank);
 
 /// Writes this rank's bytes of all files, and their checksums. Needs no memory but for a few MiB
 /// where the parameters are not on the CPU or have another dtype.

@@ -6,6 +6,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
+
 #include "kernels/adamw.h"
 #include "kernels/measure.h"
 #include "shard/match.h"
@@ -325,7 +327,9 @@ at::Tensor AdamW::gradient_norm_on_device() const {
   return state_->field(control::norm).clone();
 }
 AdamW::Progress AdamW::progress() const {
-  Progress result{updates(), loss_scale(), static_cast<int64_t>(state_->value(control::healthy))};
+  Progress result{
+      updates(), state_->options.scaling ? loss_scale() : 0,
+      static_cast<int64_t>(state_->value(control::healthy))};
   for (size_t i = 0; i < state_->names.size(); ++i) {
     const bool frozen = state_->frozen[state_->order[i]];
     const double missed = state_->tensors[i].settings.missed +
@@ -335,14 +339,16 @@ AdamW::Progress AdamW::progress() const {
   return result;
 }
 void AdamW::set_progress(const Progress& progress) {
-  state_->set_missed(progress);
-  state_->field(control::step).fill_(static_cast<double>(progress.updates));
-  state_->field(control::healthy).fill_(static_cast<double>(progress.healthy));
   TORCH_CHECK_VALUE(
       progress.updates >= 0 && progress.healthy >= 0, "[optim] AdamW can't have made ",
       progress.updates, " updates, ", progress.healthy, " since its scale was changed");
-  // 1: what went before had none.
-  if (state_->options.scaling && progress.loss_scale > 1) {
+  TORCH_CHECK_VALUE(
+      progress.loss_scale >= 0 && std::isfinite(progress.loss_scale),
+      "[optim] AdamW can't go on with a loss scale of ", progress.loss_scale);
+  state_->set_missed(progress);
+  state_->field(control::step).fill_(static_cast<double>(progress.updates));
+  state_->field(control::healthy).fill_(static_cast<double>(progress.healthy));
+  if (state_->options.scaling && progress.loss_scale > 0) {
     state_->field(control::scale).fill_(progress.loss_scale);
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/shard/fully_shard.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -125,6 +126,33 @@ class Claim {
   std::vector<Candidate> shared_;
 };
 
+/// The buffers of a module and of those inside it that are no units, with their names.
+void collect_buffers(
+    const torch::nn::Module& module,
+    const std::string& prefix,
+    std::vector<std::pair<std::string, at::Tensor>>& result) {
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    result.emplace_back(prefix + item.key(), item.value());
+  }
+  for (const auto& child : module.named_children()) {
+    if (find_unit(child.value().get())) continue;
+    collect_buffers(*child.value(), prefix + child.key() + ".", result);
+  }
+}
+
+/// Gives a buffer the values of the first rank of each axis, as parameters are given theirs.
+void take_values_of_first_rank(const at::Tensor& buffer, const Mesh& mesh, const DataAxes& axes) {
+  const auto device = mesh.world().device();
+  if (buffer.is_meta() || device.is_meta() || buffer.numel() == 0) return;
+  const c10::NoGradGuard no_grad;
+  const auto values = buffer.detach().to(device).contiguous();
+  const auto bytes = values.view({-1}).view(at::kByte);  // whatever the dtype
+  for (const auto& axis : {axes.inner, axes.outer}) {
+    if (!axis.empty()) mesh.communicator(axis).broadcast(bytes, 0).synchronize();
+  }
+  if (!values.is_alias_of(buffer)) buffer.detach().copy_(values);
+}
+
 void check(const Candidate& candidate) {
   const auto& parameter = candidate.parameter;
   TORCH_CHECK_VALUE(
@@ -169,12 +197,20 @@ void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOp
         " ", candidate.name, " [", c10::Join(" ", parameter.sizes()), "] ", candidate.dtype,
         parameter.is_meta() ? " without values" : "");
   }
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
+  collect_buffers(*module, "", buffers);
+  for (const auto& [key, buffer] : buffers) {
+    facts += c10::str(
+        " ", key, " [", c10::Join(" ", buffer.sizes()), "] ", buffer.scalar_type(),
+        buffer.is_meta() ? " without values" : "");
+  }
   // Before anything is sent whose size it would be about.
   for (const auto& axis : {axes.inner, axes.outer}) {
     if (axis.empty()) continue;
     require_same(mesh.communicator(axis), mesh.world().device(), "shard", facts);
   }
   unit->take(candidates);
+  for (const auto& [key, buffer] : buffers) take_values_of_first_rank(buffer, mesh, axes);
   register_unit(module, unit);
 }
 

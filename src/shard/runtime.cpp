@@ -509,6 +509,14 @@ void Runtime::publish(bool by_optimizer) {
   ++step_;
 }
 
+void Runtime::publish_loaded() {
+  for (const auto* unit : units_) {
+    for (const auto& group : unit->groups()) group->note_stored();
+  }
+  publish();
+  --step_;
+}
+
 void Runtime::note_edit() {
   for (auto* unit : units_) unit->hide();  // what was kept gathered is old now
   kept_ = false;

@@ -75,6 +75,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void divide_by_tokens(double tokens);
   /// `by_optimizer`: the model weights are written already.
   void publish(bool by_optimizer = false);
+  /// Main weights were given other values from outside: publishes them, which is no step.
+  void publish_loaded();
   void finish();
   /// Somebody wrote main and model weights alike.
   void note_edit();

@@ -203,7 +203,9 @@ std::shared_ptr<LanguageModel> sharded_model_of(
     return make_model(configuration.model, configuration.train);
   };
   auto model = make();
-  if (configuration.model.from) check_llama(*model, *configuration.model.from);
+  // Where there are several ranks, they check it when they load it, each what it reads.
+  const bool alone = mesh.world().size() == 1 || mesh.world().launcher() == Launcher::emulated;
+  if (configuration.model.from && alone) check_llama(*model, *configuration.model.from);
   const auto options = shard_options_of(configuration, mesh);
   const auto units = model->units();
   for (size_t i = 0; i < units.size(); ++i) {

@@ -80,7 +80,7 @@ TEST_F(CheckpointDamage, WholeItIsLoaded) {
 
 TEST_F(CheckpointDamage, AFileIsMissing) {
   for (const char* name :
-       {kModel, kFirst, "checksums-0.json", "config.json", "state.json",
+       {kModel, kFirst, "tensors.json", "checksums.bin", "config.json", "state.json",
         "model.safetensors.index.json"}) {
     fs::rename(in(name), in("away"));
     expect("is no whole checkpoint");
@@ -111,7 +111,7 @@ TEST_F(CheckpointDamage, ABitIsFlippedInATensor) {
 }
 
 TEST_F(CheckpointDamage, ABitIsFlippedAnywhereInSmallFiles) {
-  for (const char* name : {"state.json", "checksums-0.json"}) {
+  for (const char* name : {"state.json", "tensors.json", "checksums.bin"}) {
     const auto whole = read(name);
     for (int64_t at = 0; at < std::ssize(whole); at += 7) {
       flip(name, at);
@@ -150,7 +150,6 @@ TEST_F(CheckpointDamage, ATensorHasAnotherShapeOrNameOrIsOneTooMany) {
     bytes.replace(bytes.find(from), from.size(), to);
     write(kModel, bytes);
     fs::remove(in("state.json"));
-    fs::remove(in("checksums-0.json"));
     seal_checkpoint(folder_, {}, AdamW::Progress{});  // by somebody who means it
   };
   edit("[5,7]", "[7,5]");
@@ -173,16 +172,17 @@ TEST_F(CheckpointDamage, OfAnotherModel) {
     FAIL();
   } catch (const c10::ValueError& error) {
     EXPECT_NE(
-        std::string(error.what()).find("which the model has no parameter for"), std::string::npos);
+        std::string(error.what()).find("which the model has no parameter or buffer for"),
+        std::string::npos);
   }
 }
 
 TEST_F(CheckpointDamage, TheStateIsOfAnotherVersionOrNamesOtherFiles) {
-  edit_state([](Json& state) { state["version"] = 2; });
+  edit_state([](Json& state) { state["version"] = 3; });
   expect("another format or version");
   edit_state([](Json& state) { state["version"] = 1, state["ranks"] = 2; });
-  expect("checksums-1.json is missing");
-  edit_state([](Json& state) { state["ranks"] = 1, state["files"]["../x"] = 3; });
+  expect("checksums-0.json is missing");
+  edit_state([](Json& state) { state["version"] = 2, state["files"]["../x"] = 3; });
   expect("is no file of this folder");
 }
 

@@ -12,17 +12,22 @@
 
 namespace sherd::testing {
 
-/// Uneven sizes, a scalar, a frozen parameter.
+/// Uneven sizes, a scalar, a frozen parameter, a running mean.
 struct SmallBlockImpl : torch::nn::Module {
   SmallBlockImpl() {
     linear = register_module("linear", Linear(7, 5));
     factor = register_parameter("factor", at::full({}, 0.5));
     frozen =
         register_parameter("frozen", at::tensor({0.25F, -1.5F, 3.0F}), /*requires_grad=*/false);
+    mean = register_buffer("mean", at::zeros({5}));
   }
-  at::Tensor forward(const at::Tensor& x) { return linear(x) * factor + frozen.sum(); }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = linear(x) * factor + frozen.sum();
+    mean.mul_(0.75).add_(y.detach().mean(0).to(at::kFloat), 0.25);
+    return y - mean.to(y.scalar_type());
+  }
   Linear linear{nullptr};
-  at::Tensor factor, frozen;
+  at::Tensor factor, frozen, mean;
 };
 SHERD_MODULE(SmallBlock);
 

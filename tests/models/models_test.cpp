@@ -3,6 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <filesystem>
+
+#include "checkpoint/file_system.h"
+#include "files/temporary_folder.h"
 #include "ranks/rank_world.h"
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
@@ -107,6 +112,13 @@ class Training {
     return losses;
   }
   auto parameters() const { return full_parameters(*model_); }
+  LanguageModel& model() { return *model_; }
+  AdamW& optimizer() { return *optimizer_; }
+  SlicesOf slices() const {
+    return [this](const std::string& name, at::IntArrayRef shape) {
+      return model_->slices_of(name, shape);
+    };
+  }
 
  private:
   World world_;
@@ -154,6 +166,65 @@ TEST_P(ModelsTest, LearnsTheSameTied) {
 TEST_P(ModelsTest, LearnsTheSameWithRecompute) {
   expect_like_alone(Strategy::optim_grads_params, {.recompute = Recompute::full});
   expect_like_alone(Strategy::optim_grads, {.recompute = Recompute::selective});
+}
+
+/// The first rank's text, which has at most 200 letters.
+std::string text_of_first_rank(const World& world, const std::string& text) {
+  auto letters = at::zeros({200}, at::kByte);
+  std::memcpy(letters.mutable_data_ptr(), text.data(), text.size());
+  letters = letters.to(world.device());
+  world.communicator().broadcast(letters, 0).synchronize();
+  letters = letters.cpu();
+  return static_cast<const char*>(letters.const_data_ptr());
+}
+
+/// Files that `action` opened, and bytes that it read of them, on this rank.
+std::pair<int64_t, int64_t> reads_of(const std::function<void()>& action) {
+  const int64_t opens = file_counts().opens, bytes = file_counts().bytes_read;
+  action();
+  return {file_counts().opens - opens, file_counts().bytes_read - bytes};
+}
+
+TEST_P(ModelsTest, IsLoadedByReadingOnEachRankWhatItNeeds) {
+  const auto& world = test_world();
+  const TemporaryFolder place;
+  const auto folder = text_of_first_rank(world, place.path()) + "/step-1";
+  Training saved(GetParam(), {}, world, Strategy::optim_grads_params);
+  saved.train(2 * world.size(), 2 * world.rank(), 2 * world.rank() + 2);
+  save(saved.model(), saved.optimizer(), folder, {.slices = saved.slices()});
+  const auto weights = saved.parameters();
+  int64_t elements = 0;
+  for (const auto& [name, weight] : weights) elements += weight.numel();
+  const auto expect_weights = [&](const Training& other) {
+    const auto theirs = other.parameters();
+    ASSERT_EQ(weights.size(), theirs.size());
+    for (size_t i = 0; i < weights.size(); ++i) {
+      EXPECT_TRUE(at::equal(weights[i].second, theirs[i].second)) << weights[i].first;
+    }
+  };
+  // What each rank reads to know where its elements are, and padding of 16 bytes for each part.
+  int64_t extra = 64 * std::ssize(weights);
+  for (const char* name : {"state.json", "tensors.json", "tensors.json", "checksums.bin"}) {
+    extra += static_cast<int64_t>(std::filesystem::file_size(folder + "/" + name));
+  }
+  const int64_t share = (elements + world.size() - 1) / world.size();
+
+  Training other(GetParam(), {.init_std = 0.5}, world, Strategy::optim_grads_params);
+  const auto [opens, bytes] =
+      reads_of([&] { load(other.model(), other.optimizer(), folder, {.slices = other.slices()}); });
+  EXPECT_LE(opens, 6) << "state, tensors, checksums, and three files with tensors";
+  EXPECT_LE(bytes, 3 * 4 * share + extra);
+  EXPECT_GE(bytes, 3 * 4 * share - extra);
+  expect_weights(other);
+
+  if (GetParam().name == "llama") {
+    Training third(GetParam(), {}, world, Strategy::optim);
+    const auto [opened, read] = reads_of([&] { load_llama(third.model(), folder); });
+    EXPECT_LE(opened, 2) << "the index and the file";
+    EXPECT_LE(read, 4 * share + extra);
+    expect_weights(third);
+  }
+  world.communicator().barrier().synchronize();  // the folder is the first rank's
 }
 
 TEST_P(ModelsTest, CountsItsProducts) {

@@ -175,6 +175,30 @@ TEST_P(InitialiseTest, ModulesAreResetAsTheirConstructorsRunAndTiedWeightsStayTh
       torch::equal(model->blocks[1]->norm->table.cpu(), torch::arange(4).to(torch::kFloat)));
 }
 
+TEST_P(InitialiseTest, BuffersOfTheFirstRankAreEverybodys) {
+  Born model;
+  to_device(*model);
+  const int64_t rank = test_world().rank();
+  model->register_buffer("count", torch::full({}, 5 - rank, torch::kLong));
+  model->register_buffer("none", torch::zeros({0}));
+  model->blocks[1]->norm->register_buffer("mask", torch::full({3}, rank == 0));
+  // Not contiguous, and not on the device that the ranks talk over where that is another one.
+  model->blocks[1]->register_buffer("slanted", torch::full({2, 3}, 1.5 + rank).t());
+  for (auto& block : model->blocks) {
+    const torch::NoGradGuard no_grad;
+    block->norm->table.fill_(7 + rank);
+    fully_shard(block, options());
+  }
+  fully_shard(model, options());
+  const auto buffers = model->named_buffers();
+  EXPECT_EQ(buffers["count"].item<int64_t>(), 5);
+  EXPECT_TRUE(buffers["block1.norm.mask"].all().item<bool>());
+  EXPECT_TRUE((buffers["block1.slanted"] == 1.5).all().item<bool>());
+  for (auto& block : model->blocks) {
+    EXPECT_TRUE((block->norm->table == 7).all().item<bool>());
+  }
+}
+
 TEST_P(InitialiseTest, AModelBuiltWithoutMemoryTrainsLikeOneBuiltWithIt) {
   auto model = make_sharded(options(), {.seed = 2});
   Born reference;
@@ -336,6 +360,17 @@ TEST(UnsetTest, ExpertsOnSeveralRanksGetNoValuesByKey) {
   }
   initialise(model, {.values = constant});  // the same for every expert is what was asked for
   EXPECT_EQ(tensor_called(full_parameters(model), "block1.up.bias")[0].item<float>(), 3);
+}
+
+TEST(UnsetTest, BuffersOfOtherShapesAreToldApart) {
+  const int64_t rank = test_world().rank();
+  if (test_world().size() == 1) return;
+  Born model;
+  to_device(*model);
+  model->blocks[0]->register_buffer("table", torch::zeros({rank == 0 ? 2 : 3}));
+  expect_error({"[shard.agree]", "table", "[2]", "[3]"}, [&] {
+    fully_shard(model->blocks[0], {.mesh = mesh_for({})});
+  });
 }
 
 TEST(UnsetTest, ValuesDrawnByKeyHaveTheirMoments) {

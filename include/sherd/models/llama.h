@@ -53,7 +53,9 @@ SHERD_API LlamaOptions read_llama_options(const std::string& folder);
 /// Throws, naming the tensor, unless such a folder has the weights of a Llama, each of its shape,
 /// and no others. Reads none of them; the model may have no memory yet.
 SHERD_API void check_llama(const LanguageModel& model, const std::string& folder);
-/// Gives a sharded Llama the weights of such a folder, one unit at a time. Collective.
+/// Gives a sharded Llama the weights of such a folder, checked in the same way: each rank opens the
+/// files that have some of its elements, and reads these. Collective; blocks. An error is thrown on
+/// all ranks.
 SHERD_API void load_llama(LanguageModel& model, const std::string& folder);
 
 }  // namespace sherd

@@ -27,7 +27,8 @@ namespace sherd {
 /// modules first, the whole model last: that one is the root. Collective: all ranks shard the same
 /// modules in the same order. Must be called through its holder (SHERD_MODULE) or sherd::call.
 ///
-/// A parameter that two units use belongs to the nearest unit around both.
+/// A parameter that two units use belongs to the nearest unit around both. All ranks get the values
+/// that the first rank has of parameters and buffers; buffers stay whole.
 SHERD_API void fully_shard(
     const std::shared_ptr<torch::nn::Module>& module, const ShardOptions& options = {});
 

@@ -5,16 +5,15 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <sstream>
+#include <optional>
 
 #include "models/llama/huggingface.h"
+#include "sherd/checkpoint/checkpoint.h"
+#include "sherd/checkpoint/mapped_file.h"
 #include "sherd/checkpoint/safetensors.h"
 #include "sherd/models/llama.h"
-#include "sherd/shard/initialise.h"
 
 namespace sherd {
 namespace {
@@ -33,9 +32,9 @@ Json read_json(const fs::path& path) {
   TORCH_CHECK_VALUE(
       size <= kLargest, "[model.from] ", path.string(), " has ", size,
       " bytes: that is no such file");
-  std::ifstream file(path);
+  const MappedFile file(path.string());
   try {
-    auto json = Json::parse(file);
+    auto json = Json::parse(file.data(), file.data() + file.size());
     TORCH_CHECK_VALUE(json.is_object(), "[model.from] ", path.string(), " is no JSON object");
     return json;
   } catch (const Json::exception& error) {
@@ -152,13 +151,15 @@ std::string huggingface_name(const std::string& name) {
 
 namespace {
 
-/// The weights of a folder, whichever files they are in.
+/// The weights of a folder, whichever files they are in. A file is opened when something of it is
+/// asked for.
 class Weights {
  public:
-  explicit Weights(const fs::path& folder) {
+  explicit Weights(const fs::path& folder) : folder_(folder) {
     const auto index = folder / "model.safetensors.index.json";
     if (!fs::exists(index)) {
-      add(folder / "model.safetensors");
+      const auto name = "model.safetensors";
+      for (const auto& [tensor, about] : open(name).tensors()) files_[tensor] = name;
       return;
     }
     const auto json = read_json(index);
@@ -167,48 +168,71 @@ class Weights {
         map != json.end() && map->is_object(), "[model.from] ", index.string(),
         " has no weight_map");
     TORCH_CHECK_VALUE(!map->empty(), "[model.from] ", index.string(), ": its weight_map is empty");
-    std::map<std::string, bool> files;
     for (const auto& [name, file] : map->items()) {
       TORCH_CHECK_VALUE(
           file.is_string() &&
               fs::path(file.get<std::string>()).filename() == file.get<std::string>(),
           "[model.from] ", index.string(), ": the file of '", name, "' is ",
           file.dump().substr(0, 60), ": it must be the name of a file in the same folder");
-      if (!std::exchange(files[file.get<std::string>()], true))
-        add(folder / file.get<std::string>());
+      files_[name] = file.get<std::string>();
     }
   }
 
-  /// Its shape is that of the model, by what the headers say.
-  void check(const std::string& name, at::IntArrayRef shape) const {
+  /// The file that has a tensor, whose shape there is that of the model.
+  const SafetensorsFile& checked(const std::string& name, at::IntArrayRef shape) {
     const auto found = files_.find(name);
     TORCH_CHECK_VALUE(
-        found != files_.end(), "[model.from] ", open_.front().path(), " has no tensor '", name,
+        found != files_.end(), "[model.from] ", folder_.string(), " has no tensor '", name,
         "', which the model of config.json needs");
-    const auto& file = open_[found->second];
-    const at::IntArrayRef there(file.tensors().at(name).shape);
+    const auto& file = open(found->second);
+    const auto about = file.tensors().find(name);
+    TORCH_CHECK_VALUE(
+        about != file.tensors().end(), "[model.from] ", file.path(), " has no tensor '", name,
+        "', though model.safetensors.index.json says so");
+    const at::IntArrayRef there(about->second.shape);
     TORCH_CHECK_VALUE(
         there == shape, "[model.from] ", file.path(), ": tensor '", name, "' has the shape ", there,
         ", but by config.json it is ", shape);
+    return file;
   }
-  at::Tensor read(const std::string& name) const { return open_[files_.at(name)].read(name); }
-  std::vector<std::string> names() const {
-    std::vector<std::string> result;
-    for (const auto& [name, file] : files_) result.push_back(name);
-    return result;
-  }
-  const std::string& path() const { return open_.front().path(); }
 
- private:
-  void add(const fs::path& path) {
-    open_.emplace_back(path.string());
-    for (const auto& [name, tensor] : open_.back().tensors()) {
-      files_[name] = open_.size() - 1;
+  /// The folder has every tensor of the model and no other, by what the index says.
+  void check_names(const std::map<std::string, std::vector<int64_t>>& shapes) const {
+    for (const auto& [name, shape] : shapes) {
+      TORCH_CHECK_VALUE(
+          files_.contains(name), "[model.from] ", folder_.string(), " has no tensor '", name,
+          "', which the model of config.json needs");
+    }
+    for (const auto& [name, file] : files_) {
+      // Tied, the head may be there once more; the angles are a function of config.json.
+      const bool spare = name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
+      TORCH_CHECK_VALUE(
+          spare || shapes.contains(name), "[model.from] ", (folder_ / file).string(),
+          " has a tensor '", name, "', which the model of config.json has no place for");
     }
   }
-  std::vector<SafetensorsFile> open_;
-  std::map<std::string, size_t> files_;
+
+ private:
+  const SafetensorsFile& open(const std::string& name) {
+    const auto found = open_.find(name);
+    if (found != open_.end()) return found->second;
+    return open_.emplace(name, (folder_ / name).string()).first->second;
+  }
+  fs::path folder_;
+  std::map<std::string, std::string> files_;  // by tensor
+  std::map<std::string, SafetensorsFile> open_;
 };
+
+/// Of all tensors that a model is saved as.
+std::map<std::string, std::vector<int64_t>> tensor_shapes(const LanguageModel& model) {
+  std::map<std::string, std::vector<int64_t>> result;
+  for (const auto& item : model.named_parameters()) {
+    for (const auto& slice : model.slices_of(item.key(), item.value().sizes())) {
+      result[slice.tensor] = slice.shape;
+    }
+  }
+  return result;
+}
 
 }  // namespace
 
@@ -254,41 +278,23 @@ LlamaOptions read_llama_options(const std::string& folder) {
 }
 
 void check_llama(const LanguageModel& model, const std::string& folder) {
-  const Weights weights{fs::path(folder)};
-  std::set<std::string> known;
-  for (const auto& item : model.named_parameters()) {
-    for (const auto& slice : model.slices_of(item.key(), item.value().sizes())) {
-      weights.check(slice.tensor, slice.shape);
-      known.insert(slice.tensor);
-    }
-  }
-  for (const auto& name : weights.names()) {
-    // Tied, the head may stand there once more; the angles are a function of config.json.
-    const bool spare = name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
-    TORCH_CHECK_VALUE(
-        spare || known.contains(name), "[model.from] ", weights.path(), " has a tensor '", name,
-        "', which the model of config.json has no place for");
-  }
+  Weights weights{fs::path(folder)};
+  const auto shapes = tensor_shapes(model);
+  weights.check_names(shapes);
+  for (const auto& [name, shape] : shapes) weights.checked(name, shape);
 }
 
 void load_llama(LanguageModel& model, const std::string& folder) {
-  const Weights weights{fs::path(folder)};
-  std::map<const torch::nn::Module*, std::string> prefixes;
-  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
-    prefixes[item.value().get()] = item.key() + ".";
-  }
-  const auto load = [&](torch::nn::Module& module, const std::string& prefix) {
-    edit_main_weights(module, [&](const std::string& name, const at::Tensor& weight) {
-      int64_t row = 0;
-      for (const auto& slice : model.slices_of(prefix + name, weight.sizes())) {
-        const auto values = weights.read(slice.tensor);
-        weight.narrow(0, row, values.size(0)).copy_(values);
-        row += values.size(0);
-      }
-    });
+  std::optional<Weights> weights;  // opened where an error reaches all ranks
+  const auto shapes = tensor_shapes(model);
+  const auto slices = [&](const std::string& name, at::IntArrayRef shape) {
+    return model.slices_of(name, shape);
   };
-  for (const auto& unit : model.units()) load(*unit, prefixes.at(unit.get()));
-  load(model, "");
+  const auto read = [&](const std::string& name, int64_t begin, int64_t count) {
+    if (!weights) weights.emplace(fs::path(folder)).check_names(shapes);
+    return weights->checked(name, shapes.at(name)).read(name, begin, count);
+  };
+  load_elements(model, slices, read);
 }
 
 namespace {

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/collective.h"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <future>
+#include <optional>
+#include <string>
+#include <system_error>
+
+namespace sherd {
+namespace {
+
+constexpr const char* kUnderWay = "w";
+
+/// Nothing, or a letter for the kind of error and what it says.
+std::string problem_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const c10::ValueError& error) {
+    return std::string("v") + error.what_without_backtrace();
+  } catch (const c10::Error& error) {
+    return std::string("s") + error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return std::string("s") + error.what();
+  }
+  return "";
+}
+
+void throw_first(const std::vector<std::string>& problems) {
+  for (const auto& problem : problems) {
+    if (problem.empty()) continue;
+    TORCH_CHECK_VALUE(problem[0] != 'v', problem.substr(1));
+    TORCH_CHECK(false, problem.substr(1));
+  }
+}
+
+/// Starts it on another thread, or does it here where there is none to be had.
+std::future<std::string> start(c10::Device device, const std::function<void()>& action) {
+  std::optional<c10::Stream> stream;
+  if (device.is_cuda()) stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  const auto run = [stream, &action] {
+    const c10::OptionalStreamGuard guard(stream);
+    return problem_of(action);
+  };
+  try {
+    return std::async(std::launch::async, run);
+  } catch (const std::system_error&) {
+    return std::async(std::launch::deferred, run);
+  }
+}
+
+}  // namespace
+
+void on_all_ranks(const Runtime& runtime, const std::function<void()>& action) {
+  throw_first(runtime.say(problem_of(action)));
+}
+
+void on_all_ranks_for_long(
+    const Runtime& runtime,
+    const std::function<void()>& action,
+    std::chrono::milliseconds interval) {
+  auto work = start(runtime.world().device(), action);
+  std::optional<std::string> mine;
+  while (true) {
+    const bool under_way = !mine && work.wait_for(interval) == std::future_status::timeout;
+    if (!mine && !under_way) mine = work.get();
+    const auto said = runtime.say(mine.value_or(kUnderWay));
+    if (std::count(said.begin(), said.end(), kUnderWay) == 0) return throw_first(said);
+  }
+}
+
+}  // namespace sherd
