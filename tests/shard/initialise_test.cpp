@@ -183,7 +183,8 @@ TEST_P(InitialiseTest, BuffersOfTheFirstRankAreEverybodys) {
   model->register_buffer("none", torch::zeros({0}));
   model->blocks[1]->norm->register_buffer("mask", torch::full({3}, rank == 0));
   // Not contiguous, and not on the device that the ranks talk over where that is another one.
-  model->blocks[1]->register_buffer("slanted", torch::full({2, 3}, 1.5 + rank).t());
+  model->blocks[1]->register_buffer(
+      "slanted", torch::full({2, 3}, 1.5 + static_cast<double>(rank)).t());
   for (auto& block : model->blocks) {
     const torch::NoGradGuard no_grad;
     block->norm->table.fill_(7 + rank);
