@@ -89,7 +89,7 @@ class SHERD_API AdamW {
   struct Progress {
     int64_t updates = 0;
     double loss_scale = 0;  ///< 0: the loss is not scaled
-    int64_t healthy = 0;  ///< updates since the loss's scale was changed
+    int64_t healthy = 0;    ///< updates since the loss's scale was changed
   };
   Progress progress() const;
   void set_progress(const Progress& progress);
