@@ -165,7 +165,8 @@ std::string compare_with_earlier_run(
         " has other tokens than those that the checkpoint was trained on");
   }
   const auto seed = number_in_state(checkpoint, "seed");
-  if (seed && *seed != configuration.train.seed) {
+  // A checkpoint without a configuration was made by another program, which knew no seed of ours.
+  if (earlier && seed && *seed != configuration.train.seed) {
     others.push_back(c10::str("train.seed is ", configuration.train.seed, " and was ", *seed));
   }
   TORCH_CHECK_VALUE(

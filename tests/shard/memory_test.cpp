@@ -13,9 +13,8 @@ using Recompute = StackImpl::Recompute;
 /// this rank and of each; a number of each weight, to see that it was written; and what is known of
 /// its gradient, four numbers before the reduction, four after, and what the host was told of them.
 int64_t control_bytes(const torch::nn::Module& model) {
-  const auto weights = parameters(model);
-  const auto seen = std::count_if(
-      weights.begin(), weights.end(), [](const at::Tensor& weight) { return weight.numel() > 0; });
+  const auto weights = named_parameters(model);
+  const auto seen = std::ssize(parameters(model));
   return static_cast<int64_t>(sizeof(int64_t)) *
          (5 * (1 + test_world().size()) + seen + 14 * std::ssize(weights));
 }

@@ -153,7 +153,7 @@ CASES = {
     "no weights": (model(weights=b""), ["model.safetensors", "0 bytes"]),
     "weights cut short": (model(weights=safetensors(WEIGHTS)[:-1]), ["model.safetensors"]),
     "a weight that is missing": (model(weights=without("model.norm.weight")), ["no tensor 'model.norm.weight'"]),
-    "a weight of another shape": (model(config=changed(vocab_size=255)), ["model.embed_tokens.weight", "shape"]),
+    "a weight of another shape": (model(config=changed(vocab_size=255)), ["lm_head.weight", "shape"]),
     "a header that is too long": (model(weights=b"\xff" * 64), ["its header should have"]),
     "weights that nobody needs": (model(weights=safetensors({**WEIGHTS, "model.layers.1.x": [2]})), ["model.layers.1.x", "no place"]),
     "an index without files": (indexed('{"weight_map": {}}'), ["weight_map is empty"]),
