@@ -38,7 +38,8 @@ bool Witness::sees_change() const {
     for (const auto& [dtype, sources] : elements_) {
       for (const auto* source : sources) {
         double now = 0;
-        deposit({{&now, source, 1, false}}, {at::kDouble, dtype, 1}, device_);
+        const Deposit one{&now, source, 1, false};
+        deposit({&one, 1}, {at::kDouble, dtype, 1}, device_);
         if (std::bit_cast<int64_t>(now) != std::bit_cast<int64_t>(*noted++)) return true;
       }
     }
