@@ -25,8 +25,7 @@ void on_all_ranks(const Runtime& runtime, const Action& action) {
     problem = error.what();
   }
   if (!problem.empty()) problem.insert(0, value_error ? "v" : "s");
-  for (const auto& said : runtime.say(problem)) {
-    if (said.empty()) continue;
+  for (const auto& [rank, said] : runtime.say(problem, /*most=*/1)) {
     TORCH_CHECK_VALUE(said[0] != 'v', said.substr(1));
     TORCH_CHECK(false, said.substr(1));
   }
