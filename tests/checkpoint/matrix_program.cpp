@@ -138,7 +138,8 @@ int load_all(const World& world, const fs::path& folder) {
 }  // namespace
 
 int main(int, char** argv) {
-  const auto world = World::from_environment({.backend = Backend::mpi});
+  const auto world = World::from_environment(
+      {.backend = Backend::mpi, .operation_timeout = std::chrono::seconds(90)});
   if (std::string(argv[1]) == "save") {
     save_all(world, argv[2]);
     return 0;
