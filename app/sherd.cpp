@@ -8,11 +8,25 @@
 #include "network_command.h"
 #include "plan_command.h"
 #include "rehearse_command.h"
+#include "sherd/comm/world.h"
 #include "sherd/version.h"
 #include "tokenize_command.h"
 #include "train_command.h"
 
+namespace {
+
+/// However main ends, the other ranks are told, and MPI is finished.
+struct ClosesWorlds {
+  ClosesWorlds() = default;
+  ~ClosesWorlds() { sherd::World::close(); }
+  ClosesWorlds(const ClosesWorlds&) = delete;
+  ClosesWorlds& operator=(const ClosesWorlds&) = delete;
+};
+
+}  // namespace
+
 int main(int argc, char** argv) try {
+  const ClosesWorlds closes_worlds;
   CLI::App app("Sherd: fully sharded training on LibTorch", "sherd");
   app.require_subcommand(1);
   auto* version =

@@ -5,7 +5,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <future>
 #include <optional>
 #include <string>
@@ -30,11 +29,11 @@ std::string problem_of(const std::function<void()>& action) {
   return "";
 }
 
-void throw_first(const std::vector<std::string>& problems) {
-  for (const auto& problem : problems) {
-    if (problem.empty()) continue;
-    TORCH_CHECK_VALUE(problem[0] != 'v', problem.substr(1));
-    TORCH_CHECK(false, problem.substr(1));
+/// Throws on all ranks the problem of the first rank that has one. Collective.
+void throw_first(const Runtime& runtime, const std::string& problem) {
+  for (const auto& [rank, said] : runtime.say(problem, /*most=*/1)) {
+    TORCH_CHECK_VALUE(said[0] != 'v', said.substr(1));
+    TORCH_CHECK(false, said.substr(1));
   }
 }
 
@@ -56,7 +55,7 @@ std::future<std::string> start(c10::Device device, const std::function<void()>& 
 }  // namespace
 
 void on_all_ranks(const Runtime& runtime, const std::function<void()>& action) {
-  throw_first(runtime.say(problem_of(action)));
+  throw_first(runtime, problem_of(action));
 }
 
 void on_all_ranks_for_long(
@@ -68,9 +67,9 @@ void on_all_ranks_for_long(
   while (true) {
     const bool under_way = !mine && work.wait_for(interval) == std::future_status::timeout;
     if (!mine && !under_way) mine = work.get();
-    const auto said = runtime.say(mine.value_or(kUnderWay));
-    if (std::count(said.begin(), said.end(), kUnderWay) == 0) return throw_first(said);
+    if (runtime.say(under_way ? kUnderWay : "", /*most=*/1).empty()) break;
   }
+  throw_first(runtime, *mine);
 }
 
 }  // namespace sherd

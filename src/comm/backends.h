@@ -19,6 +19,8 @@ class Store;
 
 namespace sherd {
 
+class Farewell;
+
 /// Among all ranks of the engine's transport, which all call it at the same point. An operation
 /// that takes longer than `timeout` is an error.
 std::shared_ptr<Communicator> mpi_communicator(
@@ -28,12 +30,14 @@ std::shared_ptr<Communicator> mpi_communicator(
 std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation);
 
 /// Among `size` GPUs that meet through a store. Throws with the remedy where the build has no CUDA.
+/// Operations that wait for a rank which has said its farewell fail; null: there is none.
 std::shared_ptr<Communicator> nccl_communicator(
     const c10::intrusive_ptr<c10d::Store>& store,
     int64_t rank,
     int64_t size,
     c10::Device device,
-    const WorldOptions& options);
+    const WorldOptions& options,
+    std::shared_ptr<Farewell> farewell);
 std::shared_ptr<Communicator> nccl_communicator(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     c10::Device device,

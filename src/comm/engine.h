@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/control_channel.h"
 #include "comm/transport.h"
 #include "sherd/comm/communicator.h"
 
@@ -57,7 +58,8 @@ class Operation : public Work::State {
 /// The thread polls while something is under way and sleeps when nothing is.
 ///
 /// When an operation fails here, its error goes to all ranks, and everything under way or submitted
-/// later throws it on each of them: the world can't be used any more, but nobody hangs.
+/// later throws it on each of them: the world can't be used any more, but nobody hangs. A rank that
+/// leaves says so, too: operations that it will never join end with an error that names it.
 class Engine {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -76,43 +78,60 @@ class Engine {
   /// `timeout`, from the moment it is at the head of its lane, is an error too.
   Work submit(int lane, std::shared_ptr<Operation> operation, Milliseconds timeout);
 
+  /// Tells the other ranks that this one leaves, waits until they all do, and finishes the
+  /// transport. After a failure it waits for a few seconds only. Later operations throw. Any
+  /// thread, any number of times; does not throw.
+  void close() noexcept;
+
   /// The number of the next communicator that this process may open; see MpiCommunicator::do_split.
   /// One thread at a time.
   int64_t next_id() const { return next_id_; }
   void take_id(int64_t id) { next_id_ = id + 1; }
 
  private:
-  static constexpr size_t kFarewell = 1024;  // bytes of an error on its way to the other ranks
+  using Time = Operation::Clock::time_point;
+  using Counts = std::map<int, int64_t>;  // of operations, by lane
 
   struct Active {
     int lane;
     std::shared_ptr<Operation> operation;
     Milliseconds timeout;
-    std::optional<Operation::Clock::time_point> deadline{};  // once it has started
+    int64_t number = 0;           // in its lane
+    std::optional<Time> begin{};  // once it has started
+    std::optional<Time> asked{};  // when it was too late, the other ranks
+  };
+  struct Departure {
+    Time heard;
+    Counts started;  // by that rank
   };
 
   /// What the transport may still read or write after a failure.
   struct Remains {
-    std::vector<std::shared_ptr<Operation>> operations;
-    std::vector<char> news = std::vector<char>(kFarewell, '\0');  // an error from another rank
-    std::unique_ptr<Transport::Request> news_request;
-    std::vector<char> farewell;  // this rank's error, for the others
-    std::vector<std::unique_ptr<Transport::Request>> farewell_requests;
+    explicit Remains(std::unique_ptr<Transport> given)
+        : transport(std::move(given)), control(*transport) {}
     std::unique_ptr<Transport> transport;
+    ControlChannel control;
+    std::vector<std::shared_ptr<Operation>> operations;
   };
 
   void run();
   bool take_submitted();
   void poll();
   bool step(Active& active);
-  void check_peers();
+  void check_time(Active& active);
+  void check_departed(const Active& active) const;
+  void check_control();
+  std::string standing() const;
   void fail(const std::string& what);
-  void flush_farewell();
+  void flush_control(Milliseconds limit);
   void fail_all(const std::string& what);
+  void announce_leaving();
   void say_goodbye();
+  void finish_after_failure();
 
-  std::unique_ptr<Remains> remains_ = std::make_unique<Remains>();
+  std::unique_ptr<Remains> remains_;
   Transport& transport_;
+  ControlChannel& control_;
   Milliseconds patience_;
   int64_t rank_;
   int64_t size_;
@@ -122,14 +141,22 @@ class Engine {
   std::condition_variable submitted_changed_;
   std::deque<Active> submitted_;
   std::atomic<bool> has_submitted_{false};
+  Counts started_;
   bool stopping_ = false;
   bool abandoned_ = false;  // an exception is ending this rank
+  std::once_flag closed_;
 
   // Of the thread alone.
   std::map<int, std::deque<Active>> lanes_;
   std::vector<Active> laneless_;
   std::string failure_;
-  std::optional<Operation::Clock::time_point> heard_;  // when another rank's error came
+  std::string news_;           // another rank's error,
+  std::optional<Time> heard_;  // and when it came
+  std::map<int64_t, Departure> departed_;
+  std::map<int64_t, std::string> answers_;
+  std::string last_scope_;  // the operation that ended last,
+  Time last_end_ = Operation::Clock::now();
+  bool announced_ = false;  // that this rank leaves
 
   std::thread thread_;
 };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operations that only move bytes.
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "comm/messages.h"
@@ -237,15 +236,6 @@ OperationPtr make_broadcast(std::string scope, Members members, at::Tensor tenso
 
 OperationPtr make_barrier(std::string scope, Members members) {
   return std::make_shared<Barrier>(std::move(scope), std::move(members));
-}
-
-OperationPtr make_world_barrier(int64_t rank, int64_t size) {
-  std::vector<int64_t> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), int64_t{0});
-  constexpr int kGoodbyeTag = 1;  // below those of communicators
-  return make_barrier(
-      "[comm.mpi] the end: ",
-      {std::make_shared<const std::vector<int64_t>>(std::move(ranks)), rank, kGoodbyeTag});
 }
 
 }  // namespace sherd

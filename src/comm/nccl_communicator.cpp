@@ -11,6 +11,7 @@
 #include <nccl.h>
 
 #include <exception>
+#include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
@@ -51,12 +52,14 @@ class NcclCommunicator final : public Communicator, public HasWindows {
       c10::Device device,
       WorldOptions options,
       Identity identity,
+      GroupPeers peers,
       bool borrowed = false)
       : Communicator(group->getRank(), group->getSize(), std::move(identity)),
         group_(std::move(group)),
         store_(std::move(store)),
         device_(device),
         options_(std::move(options)),
+        peers_(std::move(peers)),
         borrowed_(borrowed),
         stream_(communication_stream(device, options_.high_priority_stream)),
         token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
@@ -217,8 +220,12 @@ class NcclCommunicator final : public Communicator, public HasWindows {
     auto made = group_->split(store, members, group_options(options_, child.name));
     auto group = c10::dynamic_intrusive_pointer_cast<NcclGroup>(made);
     TORCH_CHECK(group.defined(), scope("split"), "c10d returned no group for '", child.name, "'");
+    GroupPeers peers{peers_.farewell, {}};
+    for (const int64_t member : ranks) {
+      peers.ranks.push_back(peers_.ranks[static_cast<size_t>(member)]);
+    }
     return std::make_shared<NcclCommunicator>(
-        std::move(group), store, device_, options_, std::move(child));
+        std::move(group), store, device_, options_, std::move(child), std::move(peers));
   }
 
   /// NCCL would wait for ever if ranks of one group passed different lists.
@@ -278,8 +285,9 @@ class NcclCommunicator final : public Communicator, public HasWindows {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::Device device_;
   WorldOptions options_;
+  GroupPeers peers_;
   bool borrowed_;  // the group is the caller's, and so is closing it
-  std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_, device_);
+  std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_, device_, peers_);
   std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(keeper_);
   std::shared_ptr<Windows> windows_ =
       std::make_shared<Windows>(device_, [group = group_, keeper = keeper_] {
@@ -290,6 +298,12 @@ class NcclCommunicator final : public Communicator, public HasWindows {
   int64_t splits_ = 0;
 };
 
+std::vector<int64_t> ranks_below(int64_t size) {
+  std::vector<int64_t> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+  return ranks;
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> nccl_communicator(
@@ -297,7 +311,8 @@ std::shared_ptr<Communicator> nccl_communicator(
     int64_t rank,
     int64_t size,
     c10::Device device,
-    const WorldOptions& options) {
+    const WorldOptions& options,
+    std::shared_ptr<Farewell> farewell) {
   calm_watchers();
   const c10::cuda::CUDAGuard guard(device);
   auto prefixed = c10::make_intrusive<c10d::PrefixStore>("sherd/nccl", store);
@@ -306,7 +321,8 @@ std::shared_ptr<Communicator> nccl_communicator(
   group->setBoundDeviceId(device);
   group->eagerConnectSingleDevice(device);  // splitting needs a live communicator
   return std::make_shared<NcclCommunicator>(
-      std::move(group), prefixed, device, options, Communicator::Identity{"world", "world", rank});
+      std::move(group), prefixed, device, options, Communicator::Identity{"world", "world", rank},
+      GroupPeers{std::move(farewell), ranks_below(size)});
 }
 
 std::shared_ptr<Communicator> nccl_communicator(
@@ -318,8 +334,10 @@ std::shared_ptr<Communicator> nccl_communicator(
   const c10::cuda::CUDAGuard guard(device);
   Communicator::Identity identity{"world", "world", nccl->getRank()};
   nccl->eagerConnectSingleDevice(device);
+  const int64_t size = nccl->getSize();
   return std::make_shared<NcclCommunicator>(
-      std::move(nccl), group->getStore(), device, options, std::move(identity), /*borrowed=*/true);
+      std::move(nccl), group->getStore(), device, options, std::move(identity),
+      GroupPeers{nullptr, ranks_below(size)}, /*borrowed=*/true);
 }
 
 int64_t gpu_count() {

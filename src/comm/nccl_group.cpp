@@ -29,7 +29,7 @@ c10::intrusive_ptr<NcclGroup::Options> group_options(
   return result;
 }
 
-std::string GroupKeeper::failure() {
+std::string GroupKeeper::failure(std::chrono::milliseconds open_for) {
   if (given_up_) return "given up before";
   // c10d finds its communicator by the calling thread's device; the watch's own has none yet.
   const c10::cuda::CUDAGuard guard(device_);
@@ -38,7 +38,11 @@ std::string GroupKeeper::failure() {
   ncclResult_t state = ncclSuccess;
   const auto asked = ncclCommGetAsyncError(comm, &state);
   if (asked != ncclSuccess) state = asked;
-  if (state == ncclSuccess || state == ncclInProgress) return "";
+  if (state == ncclSuccess || state == ncclInProgress) {
+    // Work that is enqueued ahead is open for a while, too: ask only about what takes long.
+    const bool asks = peers_.farewell && open_for > Farewell::kPause;
+    return asks ? peers_.farewell->heard(peers_.ranks) : "";
+  }
   return c10::str(ncclGetErrorString(state), " (", ncclGetLastError(comm), ")");
 }
 

@@ -3,9 +3,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <vector>
 
+#include "comm/farewell.h"
 #include "comm/streams.h"
 #include "sherd/comm/world.h"
 
@@ -23,19 +26,26 @@ void calm_watchers();
 c10::intrusive_ptr<NcclGroup::Options> group_options(
     const WorldOptions& options, const std::string& name);
 
-/// Asks NCCL for a group's errors, and aborts it.
+/// The ranks of a group, of the world, and how they say that they leave (null: they don't).
+struct GroupPeers {
+  std::shared_ptr<Farewell> farewell;
+  std::vector<int64_t> ranks;
+};
+
+/// Asks NCCL for a group's errors, and the peers for their farewells, and aborts it.
 class GroupKeeper final : public StreamKeeper {
  public:
-  GroupKeeper(c10::intrusive_ptr<NcclGroup> group, c10::Device device)
-      : group_(std::move(group)), device_(device) {}
+  GroupKeeper(c10::intrusive_ptr<NcclGroup> group, c10::Device device, GroupPeers peers)
+      : group_(std::move(group)), device_(device), peers_(std::move(peers)) {}
 
-  std::string failure() override;
+  std::string failure(std::chrono::milliseconds open_for) override;
   void give_up() override;
   bool gave_up() const { return given_up_; }
 
  private:
   c10::intrusive_ptr<NcclGroup> group_;
   c10::Device device_;
+  GroupPeers peers_;
   std::atomic<bool> given_up_{false};
 };
 

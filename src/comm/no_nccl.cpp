@@ -15,7 +15,12 @@ namespace {
 }  // namespace
 
 std::shared_ptr<Communicator> nccl_communicator(
-    const c10::intrusive_ptr<c10d::Store>&, int64_t, int64_t, c10::Device, const WorldOptions&) {
+    const c10::intrusive_ptr<c10d::Store>&,
+    int64_t,
+    int64_t,
+    c10::Device,
+    const WorldOptions&,
+    std::shared_ptr<Farewell>) {
   refuse();
 }
 

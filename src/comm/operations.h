@@ -51,7 +51,5 @@ OperationPtr make_all_to_all(
 OperationPtr make_send(std::string scope, Members, at::Tensor tensor, int64_t peer);
 OperationPtr make_receive(std::string scope, Members, at::Tensor tensor, int64_t peer);
 OperationPtr make_barrier(std::string scope, Members);
-/// The barrier at the end of the world, among all its ranks.
-OperationPtr make_world_barrier(int64_t rank, int64_t size);
 
 }  // namespace sherd

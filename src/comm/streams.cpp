@@ -163,7 +163,9 @@ void StreamWatch::look() {
     while (!open_.empty() && open_.front()->end->query()) open_.pop_front();
     if (open_.empty()) return;
     const auto& oldest = *open_.front();
-    if (const auto failure = keeper_->failure(); !failure.empty()) {
+    const auto open_for = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now() - (oldest.deadline - oldest.timeout));
+    if (const auto failure = keeper_->failure(open_for); !failure.empty()) {
       error_ = oldest.scope + failure;
     } else if (std::chrono::steady_clock::now() > oldest.deadline) {
       error_ = c10::str(

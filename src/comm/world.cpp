@@ -2,8 +2,10 @@
 #include "sherd/comm/world.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -11,35 +13,76 @@
 #include <utility>
 
 #include "comm/backends.h"
+#include "comm/farewell.h"
 #include "comm/launch.h"
 #include "comm/rendezvous.h"
 
 namespace sherd {
 
 struct World::State {
+  State() = default;
+  ~State() {
+    // What this rank still takes part in is completed first, unless it can't be.
+    if (std::uncaught_exceptions() > 0 && farewell) farewell->say();
+    for_purpose.clear();
+    communicator.reset();
+    if (farewell) farewell->say();
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
   Launcher launcher = Launcher::alone;
   int64_t local_rank = 0;
   int64_t local_size = 1;
   c10::Device device = c10::kCPU;
-  std::shared_ptr<Engine> engine;  // mpi, or where mpirun started nccl ranks
+  std::shared_ptr<Engine> engine;      // mpi, or where mpirun started nccl ranks
+  std::shared_ptr<Farewell> farewell;  // nccl
   std::shared_ptr<Communicator> communicator;
   std::map<std::string, std::shared_ptr<Communicator>> for_purpose;
 };
 
 namespace {
 
+/// What the process must close before it ends. Never destroyed: exit() may come while statics are.
+struct OpenWorlds {
+  std::mutex mutex;
+  pid_t process = getpid();
+  std::weak_ptr<Engine> engine;
+  std::vector<std::weak_ptr<Farewell>> farewells;
+};
+
+OpenWorlds& open_worlds() {
+  static auto& open = *[] {
+    // A process that calls exit() without closing its worlds: registered when the first is opened,
+    // it runs before what was there earlier is torn down. A fork has no part in them.
+    std::atexit([] {
+      if (getpid() == open_worlds().process) World::close();
+    });
+    return new OpenWorlds();
+  }();
+  return open;
+}
+
 /// MPI can be started once in a process, so worlds that live at the same time share its engine.
 std::shared_ptr<Engine> engine_of_process(const Launch& launch, const WorldOptions& options) {
-  static std::mutex mutex;
-  static std::weak_ptr<Engine> shared;
-  std::lock_guard lock(mutex);
-  auto engine = shared.lock();
+  auto& open = open_worlds();
+  std::lock_guard lock(open.mutex);
+  auto engine = open.engine.lock();
   if (!engine) {
     auto transport = launch.size == 1 ? lone_transport() : mpi_transport(options.start_timeout);
     engine = std::make_shared<Engine>(std::move(transport), options.operation_timeout);
-    shared = engine;
+    open.engine = engine;
   }
   return engine;
+}
+
+std::shared_ptr<Farewell> make_farewell(
+    const c10::intrusive_ptr<c10d::Store>& store, const Launch& launch) {
+  auto farewell = std::make_shared<Farewell>(store, launch.rank);
+  auto& open = open_worlds();
+  std::lock_guard lock(open.mutex);
+  open.farewells.push_back(farewell);
+  return farewell;
 }
 
 /// The ranks of a launcher without MPI meet at one store per process; each world has its own keys
@@ -113,10 +156,26 @@ World World::from_environment(const WorldOptions& options) {
     } else {
       store = meet_in_process(launch, options);
     }
+    if (!alone) state->farewell = make_farewell(store, launch);
     state->communicator =
-        nccl_communicator(store, launch.rank, launch.size, state->device, options);
+        nccl_communicator(store, launch.rank, launch.size, state->device, options, state->farewell);
   }
   return World(std::move(state));
+}
+
+void World::close() noexcept {
+  auto& open = open_worlds();
+  std::shared_ptr<Engine> engine;
+  std::vector<std::weak_ptr<Farewell>> farewells;
+  {
+    std::lock_guard lock(open.mutex);
+    engine = open.engine.lock();
+    farewells.swap(open.farewells);
+  }
+  for (const auto& one : farewells) {
+    if (const auto farewell = one.lock()) farewell->say();
+  }
+  if (engine) engine->close();
 }
 
 World World::emulated(const Emulation& emulation) {

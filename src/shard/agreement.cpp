@@ -9,16 +9,24 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <limits>
 #include <sstream>
 #include <thread>
-#include <tuple>
 
 namespace sherd {
 namespace {
 
-constexpr int64_t kFields = 5;
-static_assert(sizeof(Agreement::Record) == kFields * sizeof(int64_t));
+// Note [Records are reduced]
+// Each field that must be equal travels twice, as it is and with all bits turned over, and each
+// rank gets the largest of both: the field's largest value and, turned over again, its smallest.
+// They are the same if and only if all ranks said the same. A field without a value is the least
+// number in both places, which changes neither. The flags follow: one rank's is enough.
+enum Field : size_t { kKind, kNumber, kHash, kDetail, kCompared };
+enum Flag : size_t { kNews = 2 * kCompared, kNewRecomputes, kValues };
+constexpr int64_t kNoValue = std::numeric_limits<int64_t>::min();
 
 /// The copy of the records to the host, on the side stream.
 class HostCopy final : public Work::State {
@@ -49,31 +57,69 @@ std::string line(const std::string& text, size_t number) {
   return result;
 }
 
-at::Tensor gather(Communicator& communicator, c10::Device device, const at::Tensor& mine) {
-  const auto input = mine.to(device);
-  auto all = at::empty({input.numel() * communicator.size()}, input.options());
-  communicator.all_gather(all, input).synchronize();
-  return all.cpu();
+/// The number of the first line that differs; the last one's if none does.
+size_t differing_line(const std::string& one, const std::string& other) {
+  const auto lines = [](const std::string& text) {
+    return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
+  };
+  const size_t most = std::max(lines(one), lines(other));
+  size_t number = 0;
+  while (number + 1 < most && line(one, number) == line(other, number)) ++number;
+  return number;
+}
+
+/// The lowest rank of which something is true, if there is one.
+std::optional<int64_t> lowest_rank(Communicator& communicator, c10::Device device, bool is_true) {
+  const int64_t mine = is_true ? communicator.size() - communicator.rank() : 0;
+  const int64_t found = max_over(communicator, device, {mine}).front();
+  return found == 0 ? std::nullopt : std::optional(communicator.size() - found);
+}
+
+/// One rank's text, on all ranks.
+std::string text_of(
+    Communicator& communicator, c10::Device device, int64_t rank, const std::string& mine) {
+  const bool speaks = communicator.rank() == rank;
+  const auto length = max_over(communicator, device, {speaks ? std::ssize(mine) : 0}).front();
+  if (length == 0) return {};
+  auto text = at::empty({length}, at::kByte);
+  if (speaks) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
+  auto sent = text.to(device);
+  communicator.broadcast(sent, rank).synchronize();
+  const auto heard = sent.cpu();
+  return {static_cast<const char*>(heard.const_data_ptr()), static_cast<size_t>(length)};
 }
 
 }  // namespace
 
-std::vector<std::string> exchange(
-    Communicator& communicator, c10::Device device, const std::string& text) {
-  if (device.is_meta()) return {text};  // a rehearsal without memory: all say the same
-  const int64_t ranks = communicator.size();
-  auto length = at::empty({1}, at::kLong);
-  *length.mutable_data_ptr<int64_t>() = std::ssize(text);
-  const auto lengths = gather(communicator, device, length);
-  const auto* sizes = lengths.const_data_ptr<int64_t>();
-  const int64_t most = std::max<int64_t>(1, *std::max_element(sizes, sizes + ranks));
-  auto padded = at::zeros({most}, at::kByte);
-  std::memcpy(padded.mutable_data_ptr(), text.data(), text.size());
-  const auto all = gather(communicator, device, padded);
-  std::vector<std::string> result;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    const auto* begin = static_cast<const char*>(all.const_data_ptr()) + rank * most;
-    result.emplace_back(begin, static_cast<size_t>(sizes[rank]));
+int64_t hash_of(const std::string& text) {
+  return static_cast<int64_t>(std::hash<std::string>()(text));
+}
+
+std::vector<int64_t> max_over(
+    Communicator& communicator, c10::Device device, const std::vector<int64_t>& values) {
+  if (device.is_meta() || values.empty()) return values;
+  auto host = at::empty({std::ssize(values)}, at::kLong);
+  std::copy(values.begin(), values.end(), host.mutable_data_ptr<int64_t>());
+  auto reduced = host.to(device);
+  communicator.all_reduce(reduced, Reduction::max()).synchronize();
+  const auto result = reduced.cpu();
+  const auto* begin = result.const_data_ptr<int64_t>();
+  return {begin, begin + result.numel()};
+}
+
+std::vector<Statement> collect(
+    Communicator& communicator, c10::Device device, const std::string& text, size_t most) {
+  // A rehearsal without memory is alone.
+  if (device.is_meta())
+    return text.empty() ? std::vector<Statement>{} : std::vector{Statement{0, text}};
+  std::vector<Statement> result;
+  int64_t after = -1;
+  while (result.size() < most) {
+    const bool speaks = !text.empty() && communicator.rank() > after;
+    const auto next = lowest_rank(communicator, device, speaks);
+    if (!next) break;
+    result.push_back({*next, text_of(communicator, device, *next, text)});
+    after = *next;
   }
   return result;
 }
@@ -81,28 +127,16 @@ std::vector<std::string> exchange(
 void require_same(
     Communicator& communicator, c10::Device device, const char* what, const std::string& text) {
   if (device.is_meta()) return;
-  auto hash = at::empty({1}, at::kLong);
-  *hash.mutable_data_ptr<int64_t>() = static_cast<int64_t>(std::hash<std::string>()(text));
-  const auto hashes = gather(communicator, device, hash);
-  const auto* values = hashes.const_data_ptr<int64_t>();
-  if (std::all_of(values, values + communicator.size(), [&](int64_t value) {
-        return value == values[0];
-      })) {
-    return;
-  }
-  const auto said = exchange(communicator, device, text);
-  for (size_t other = 1; other < said.size(); ++other) {
-    TORCH_CHECK(
-        said[other] == said.front(), "[shard.agree] rank 0 and rank ", other, " of '",
-        communicator.name(), "' do not ", what, " the same. Rank 0: ", said.front(), ". Rank ",
-        other, ": ", said[other],
-        ". All ranks must shard the same units in the same order, with the same options");
-  }
-}
-
-bool Agreement::Record::agrees_with(const Record& other) const {
-  return std::tie(kind, number, hash, detail) ==
-         std::tie(other.kind, other.number, other.hash, other.detail);
+  const int64_t hash = hash_of(text);
+  const auto ends = max_over(communicator, device, {hash, ~hash});
+  if (ends[0] == ~ends[1]) return;
+  const auto first = text_of(communicator, device, 0, text);
+  const auto other = lowest_rank(communicator, device, text != first).value_or(0);
+  const auto theirs = text_of(communicator, device, other, text);
+  TORCH_CHECK(
+      false, "[shard.agree] rank 0 and rank ", other, " of '", communicator.name(), "' do not ",
+      what, " the same. Rank 0: ", first, ". Rank ", other, ": ", theirs,
+      ". All ranks must shard the same units in the same order, with the same options");
 }
 
 Agreement::Agreement(const World& world)
@@ -110,121 +144,170 @@ Agreement::Agreement(const World& world)
   const auto device = world.device();
   const auto options = at::TensorOptions().dtype(at::kLong).device(device);
   const bool cuda = device.is_cuda();
-  std::optional<c10::StreamGuard> guard;  // the records are written where they are sent
+  std::optional<c10::StreamGuard> guard;  // the record is written where it is sent
   if (cuda) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
     guard.emplace(*stream_);
   }
-  mine_ = at::zeros({kFields}, options);
-  all_ = at::zeros({kFields * world.size()}, options);
+  record_ = at::zeros({kValues}, options);
   const auto host = at::TensorOptions().dtype(at::kLong).pinned_memory(cuda);
-  host_mine_ = cuda ? at::empty({kFields}, host) : mine_;
-  host_all_ = cuda ? at::empty({kFields * world.size()}, host) : all_;
+  host_record_ = cuda ? at::empty({kValues}, host) : record_;
 }
 
 void Agreement::start(const Record& record, Words words) {
   if (world_.device().is_meta()) return;
   check(/*block=*/true);
-  record_ = record;
+  kind_ = record.kind;
   words_ = std::move(words);
-  std::memcpy(host_mine_.mutable_data_ptr(), &record, sizeof(record));
+  follows_ = false;
+  auto* values = host_record_.mutable_data_ptr<int64_t>();
+  const auto set = [&](Field field, int64_t value) {
+    values[2 * field] = value;
+    values[2 * field + 1] = ~value;
+  };
+  set(kKind, static_cast<int64_t>(record.kind));
+  set(kNumber, record.number);
+  set(kHash, record.hash.value_or(0));
+  set(kDetail, record.detail);
+  if (!record.hash) values[2 * kHash] = values[2 * kHash + 1] = kNoValue;
+  values[kNews] = record.news;
+  values[kNewRecomputes] = record.new_recomputes;
+  send();
+}
+
+void Agreement::start_following(bool news) {
+  check(/*block=*/true);
+  kind_ = Kind::pass;
+  words_ = [] { return std::string("has no data, and follows the others"); };
+  follows_ = true;
+  auto* values = host_record_.mutable_data_ptr<int64_t>();
+  std::fill_n(values, 2 * kCompared, kNoValue);
+  values[kNews] = news;
+  values[kNewRecomputes] = 0;
+  send();
+}
+
+std::optional<Agreement::Record> Agreement::followed() {
+  check(/*block=*/true);
+  if (largest(kKind) == kNoValue) return std::nullopt;
+  return Record{
+      .kind = static_cast<Kind>(largest(kKind)),
+      .number = largest(kNumber),
+      .hash = largest(kHash),
+      .detail = largest(kDetail)};
+}
+
+/// Reduces what the host has written.
+void Agreement::send() {
+  const auto* values = host_record_.const_data_ptr<int64_t>();
+  sent_.assign(reinterpret_cast<const char*>(values), kValues * sizeof(int64_t));
   if (!stream_) {
-    work_ = communicator_.all_gather(all_, mine_);
+    work_ = communicator_.all_reduce(record_, Reduction::max());
   } else {
     // On a stream of its own: it has nothing to do with what the device computes.
     const c10::StreamGuard guard(*stream_);
-    mine_.copy_(host_mine_, /*non_blocking=*/true);
-    auto gathered = communicator_.all_gather(all_, mine_, stream_);
-    host_all_.copy_(all_, /*non_blocking=*/true);
-    work_ = Work(std::make_shared<HostCopy>(*stream_, std::move(gathered)));
+    record_.copy_(host_record_, /*non_blocking=*/true);
+    auto reduced = communicator_.all_reduce(record_, Reduction::max(), stream_);
+    host_record_.copy_(record_, /*non_blocking=*/true);
+    work_ = Work(std::make_shared<HostCopy>(*stream_, std::move(reduced)));
   }
   open_ = true;
 }
 
-bool Agreement::arrived() {
-  return work_.done();
-}
-
-void Agreement::wait(std::optional<std::chrono::milliseconds> limit) {
-  if (!limit) {
-    work_.synchronize();
-    return;
-  }
-  const auto deadline = std::chrono::steady_clock::now() + *limit;
-  while (!arrived()) {
+/// Blocks until all ranks have sent their records, as long as an operation may take. Where this
+/// rank does what the others may not, the error says what that is.
+void Agreement::wait() {
+  if (kind_ == Kind::pass || kind_ == Kind::order) return work_.synchronize();
+  const auto explain = [&](const char* error) {
     TORCH_CHECK_WITH(
-        DistBackendError, std::chrono::steady_clock::now() < deadline, "[shard.agree] rank ",
-        world_.rank(), ": ", line(words_(), 0), ", but the other ranks did not say so within ",
-        limit->count() / 1000, " s: all ranks must do the same");
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  work_.synchronize();
-}
-
-std::vector<Agreement::Record> Agreement::records() const {
-  std::vector<Record> all(static_cast<size_t>(world_.size()));
-  std::memcpy(all.data(), host_all_.const_data_ptr(), all.size() * sizeof(Record));
-  return all;
-}
-
-void Agreement::check(bool block, std::optional<std::chrono::milliseconds> limit) {
-  if (!open_ || (!block && !arrived())) return;
-  wait(limit);
-  open_ = false;
-  const auto all = records();
-  for (const auto& other : all) {
-    if (!other.agrees_with(all.front())) refuse(all);
-    news_ = news_ || other.news != 0;
-  }
-}
-
-std::vector<std::string> Agreement::exchange(const std::string& text) {
-  return sherd::exchange(communicator_, world_.device(), text);
-}
-
-void Agreement::refuse(const std::vector<Record>& all) {
-  const auto said = exchange(words_());
-  size_t other = 1;
-  while (other + 1 < all.size() && all[other].agrees_with(all.front()) &&
-         said[other] == said.front()) {
-    ++other;
-  }
-  size_t number = 0;
-  const auto lines = [](const std::string& text) {
-    return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
+        DistBackendError, false, "[shard.agree] rank ", world_.rank(), " ", line(words_(), 0),
+        ", and waited for the other ranks to do the same: ", error);
   };
-  const size_t most = std::max(lines(said.front()), lines(said[other]));
-  while (number + 1 < most && line(said.front(), number) == line(said[other], number)) ++number;
+  try {
+    work_.synchronize();
+  } catch (const c10::Error& error) {
+    explain(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    explain(error.what());
+  }
+}
+
+int64_t Agreement::largest(size_t field) const {
+  return host_record_.const_data_ptr<int64_t>()[2 * field];
+}
+
+bool Agreement::agrees(size_t field) const {
+  const int64_t turned = host_record_.const_data_ptr<int64_t>()[2 * field + 1];
+  return largest(field) == ~turned || largest(field) == kNoValue;
+}
+
+void Agreement::check(bool block) {
+  if (!open_ || (!block && !work_.done())) return;
+  wait();
+  open_ = false;
+  const auto* values = host_record_.const_data_ptr<int64_t>();
+  news_ = news_ || values[kNews] != 0;
+  new_recomputes_ = new_recomputes_ || values[kNewRecomputes] != 0;
+  for (size_t field = 0; field < kCompared; ++field) {
+    if (!agrees(field)) refuse();
+  }
+}
+
+std::vector<int64_t> Agreement::max_of(const std::vector<int64_t>& values) {
+  return max_over(communicator_, world_.device(), values);
+}
+
+std::vector<Statement> Agreement::collect(const std::string& text, size_t most) {
+  return sherd::collect(communicator_, world_.device(), text, most);
+}
+
+void Agreement::refuse() {
+  auto& communicator = communicator_;
+  const auto device = world_.device();
+  const auto words = words_();
+  // The records' bytes come first: ranks differ in those, or in words that say more.
+  const auto mine = sent_ + words;
+  const auto one = lowest_rank(communicator, device, !follows_).value_or(0);
+  const auto first = text_of(communicator, device, one, mine);
+  const bool differs = !follows_ && mine != first;
+  const auto other = lowest_rank(communicator, device, differs).value_or(0);
+  throw_difference(
+      {one, first.substr(sent_.size())}, {other, text_of(communicator, device, other, words)});
+}
+
+void Agreement::refuse(bool on_one_side, bool on_the_other, const std::string& words) {
+  auto& communicator = communicator_;
+  const auto device = world_.device();
+  auto one = lowest_rank(communicator, device, on_one_side).value_or(0);
+  auto other = lowest_rank(communicator, device, on_the_other).value_or(0);
+  if (one > other) std::swap(one, other);
+  const auto first = text_of(communicator, device, one, words);
+  throw_difference({one, first}, {other, text_of(communicator, device, other, words)});
+}
+
+void Agreement::throw_difference(const Statement& one, const Statement& other) const {
+  const size_t number = differing_line(one.text, other.text);
   TORCH_CHECK(
-      false, "[shard.agree] rank 0 and rank ", other,
-      " do not run the same program. Rank 0: ", line(said.front(), number), ". Rank ", other, ": ",
-      line(said[other], number), ". (This is rank ", world_.rank(),
+      false, "[shard.agree] rank ", one.rank, " and rank ", other.rank,
+      " do not run the same program. Rank ", one.rank, ": ", line(one.text, number), ". Rank ",
+      other.rank, ": ", line(other.text, number), ". (This is rank ", world_.rank(),
       ".) All ranks must shard the same units in the same order, with the same options and number "
       "of micro-batches, and call them alike; a rank without data calls sherd::idle_pass");
 }
 
-std::string Agreement::agree_on_order(const std::string& order, bool idle) {
+std::string Agreement::agree_on_order(
+    Record record, const char* what, const std::string& order, bool idle, bool has_followed) {
   if (world_.device().is_meta()) return order;
-  Record record{Kind::order, 0, static_cast<int64_t>(std::hash<std::string>()(order)), idle};
-  check(/*block=*/true);
-  start(record, [order] { return "calls its units for the first time\n" + order; });
-  wait({});
-  open_ = false;
-  const auto all = records();
-  bool equal = true;
-  for (const auto& other : all) {
-    if (other.kind != Kind::order) refuse(all);
-    equal = equal && other.hash == all.front().hash;
+  const int64_t hash = hash_of(order);
+  if (!has_followed) {
+    record.hash = idle ? std::nullopt : std::optional(hash);
+    start(record, [what, order] { return std::string(what) + "\n" + order; });
+    check(/*block=*/true);
   }
-  if (equal) return order;
-  const auto said = exchange(order);
-  std::optional<size_t> leader;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].detail != 0) continue;
-    if (!leader) leader = rank;
-    if (all[rank].hash != all[*leader].hash) refuse(all);
-  }
-  return leader ? said[*leader] : order;
+  // Ranks without data had only the order of the program to go by.
+  const auto leader = lowest_rank(communicator_, world_.device(), !idle);
+  if (!leader || max_of({largest(kHash) != hash}).front() == 0) return order;
+  return text_of(communicator_, world_.device(), *leader, order);
 }
 
 }  // namespace sherd

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,27 +14,39 @@
 
 namespace sherd {
 
-/// What every rank of a communicator says. Blocks.
-std::vector<std::string> exchange(
-    Communicator& communicator, c10::Device device, const std::string& text);
+int64_t hash_of(const std::string& text);
+/// Returns the largest of the ranks' values, one by one. All ranks pass as many. Blocks.
+std::vector<int64_t> max_over(
+    Communicator& communicator, c10::Device device, const std::vector<int64_t>& values);
 /// Throws on all ranks, naming two sides, unless all say the same of what they do. Blocks.
 void require_same(
     Communicator& communicator, c10::Device device, const char* what, const std::string& text);
 
+/// The words of one rank.
+struct Statement {
+  int64_t rank = 0;
+  std::string text;
+};
+/// Returns what the first `most` ranks with something to say have said, in the order of the ranks.
+/// Takes the memory of one text at a time, however many ranks there are. Blocks.
+std::vector<Statement> collect(
+    Communicator& communicator, c10::Device device, const std::string& text, size_t most);
+
 /// What ranks tell each other on the side, on a communicator of their own: a small record at the
-/// start of each pass that communicates, and whenever something unforeseen happens. Ranks whose
-/// records differ learn it all at once, exchange what they know in words, and throw an error that
-/// names both sides.
+/// start of each pass that communicates, and whenever something unforeseen happens. The records are
+/// reduced (the largest and the smallest value of each field), so that their size does not grow
+/// with the world. Ranks whose records differ learn it all at once, exchange what they know in
+/// words, and throw an error that names both sides.
 class Agreement {
  public:
-  enum class Kind : int64_t { pass, order, unforeseen, recovery, report };
+  enum class Kind : int64_t { pass, order, unforeseen, recovery, report, update };
   struct Record {
     Kind kind{};
-    int64_t number = 0;  ///< of the step, or of collectives so far
-    int64_t hash = 0;    ///< of what must be equal
-    int64_t detail = 0;  ///< which pass it is; of an order, whether the rank has no data
-    int64_t news = 0;    ///< whether the rank has something to tell; the others' may differ
-    bool agrees_with(const Record& other) const;
+    int64_t number = 0;             ///< of the step, or of collectives so far
+    std::optional<int64_t> hash{};  ///< of what must be equal; none agrees with all
+    int64_t detail = 0;             ///< which pass it is
+    bool news = false;              ///< the rank has findings to tell; others need not
+    bool new_recomputes = false;    ///< the rank recomputed what the program does not expect
   };
   /// What a rank says of itself where records differ: a line for the kind, then facts, one a line.
   using Words = std::function<std::string()>;
@@ -46,38 +57,59 @@ class Agreement {
   /// Sends this rank's record; one at a time.
   void start(const Record& record, Words words);
   /// Throws if the records are there and differ. Without `block` it returns at once if they are
-  /// not; with it, it waits, at most `limit` if one is given.
-  void check(bool block, std::optional<std::chrono::milliseconds> limit = {});
-  /// On the device.
-  int64_t bytes() const { return static_cast<int64_t>(mine_.nbytes() + all_.nbytes()); }
+  /// not; with it, it waits, at most as long as an operation may take.
+  void check(bool block);
+  /// On the device; the same in a world of any size.
+  int64_t bytes() const { return static_cast<int64_t>(record_.nbytes()); }
   bool is_open() const { return open_; }
   /// Whether a rank had news in a record that was checked since last asked. All ranks that have
   /// checked the same records get the same answer.
   bool take_news() { return std::exchange(news_, false); }
+  /// The same for recomputes that the program does not expect.
+  bool take_new_recomputes() { return std::exchange(new_recomputes_, false); }
 
-  /// Everybody's order of units: that of the ranks with data, which must be the same. Blocks.
-  std::string agree_on_order(const std::string& order, bool idle);
-  /// What every rank says. Blocks.
-  std::vector<std::string> exchange(const std::string& text);
+  /// For a rank without data: joins the next record of the others, whatever it says. Only `news` is
+  /// this rank's own.
+  void start_following(bool news);
+  bool is_following() const { return open_ && follows_; }
+  /// Whether the record that was sent or followed last is there.
+  bool arrived() { return work_.done(); }
+  /// Returns the record that was followed; none if no rank has data. Blocks.
+  std::optional<Record> followed();
+
+  /// Returns everybody's order of units: that of the ranks with data, which must be the same. A
+  /// rank that has followed the others to their record sends none. Blocks.
+  std::string agree_on_order(
+      Record record, const char* what, const std::string& order, bool idle, bool has_followed);
+  /// Returns the largest of the ranks' values, one by one. Blocks.
+  std::vector<int64_t> max_of(const std::vector<int64_t>& values);
+  /// Throws on all ranks the words of the first rank on one side and of the first on the other. All
+  /// ranks call it; a rank may be on neither side.
+  [[noreturn]] void refuse(bool on_one_side, bool on_the_other, const std::string& words);
+  /// See sherd::collect.
+  std::vector<Statement> collect(const std::string& text, size_t most);
 
  private:
-  bool arrived();
-  void wait(std::optional<std::chrono::milliseconds> limit);
-  std::vector<Record> records() const;
-  [[noreturn]] void refuse(const std::vector<Record>& all);
+  void send();
+  void wait();
+  int64_t largest(size_t field) const;
+  bool agrees(size_t field) const;
+  [[noreturn]] void refuse();
+  [[noreturn]] void throw_difference(const Statement& one, const Statement& other) const;
 
   World world_;
   Communicator& communicator_;
-  at::Tensor mine_;  // on the device, and beside it where the host can read and write
-  at::Tensor all_;
-  at::Tensor host_mine_;
-  at::Tensor host_all_;
+  at::Tensor record_;  // on the device, and beside it where the host can read and write
+  at::Tensor host_record_;
   Communicator::OnStream stream_;
   Work work_;
-  Record record_;
+  Kind kind_{};
+  std::string sent_;      // this rank's record as bytes
+  bool follows_ = false;  // it agrees with all others
   Words words_;
   bool open_ = false;
   bool news_ = false;
+  bool new_recomputes_ = false;
 };
 
 }  // namespace sherd

@@ -70,6 +70,12 @@ UnitCall Runtime::replay(Unit& unit) {
     if (phase_ == Phase::backward) finish_backward();
     begin_backward(call.pass_, /*idle=*/false);
   }
+  if (const auto copy = pass_->copies.find(call.position_); copy != pass_->copies.end()) {
+    show({&unit, kNone, copy->second, /*unforeseen=*/true});
+    unit.phase = Unit::Phase::backward;
+    record_call(call);
+    return call;
+  }
   const auto position = static_cast<size_t>(pass_->place(call.position_));
   const int32_t again = section_->recomputed[position];
   run_backward(again == kNone ? section_->entered[position] : again);
@@ -179,10 +185,11 @@ void Runtime::finish_backward() {
   run_backward(static_cast<int32_t>(section_->boundaries.size()) - 1);
   phase_ = Phase::resting;
   backward_->over = true;
-  pass_.reset();
+  const auto pass = std::exchange(pass_, nullptr);
   kept_ = false;
   look_at_agreement(/*block=*/true);
   report_due_ = agreement_->take_news() || report_due_;
+  if (agreement_->take_new_recomputes()) adopt_new_recomputes(*pass);
   if (!trains_ || ++done_ < micro_batches_) return;
   complete_step();
   // Here all ranks are at the same point, whatever else they do on their own.

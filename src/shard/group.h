@@ -104,6 +104,8 @@ class Group {
   /// Where the program did not foresee it: at once, and blocking the host.
   void refresh_now() const;
   at::Tensor gather_now() const;
+  /// A copy of the full parameters while they are gathered.
+  at::Tensor copy_gathered() const { return slot_.clone(); }
 
   // ---- parameters --------------------------------------------------------------------------
 

@@ -217,9 +217,10 @@ void Group::accumulate(AxisKind axis, bool overwrite) const {
   deposit(adding, kind, device_);
 }
 
+// On the communicators of reductions; see Note [Following].
 void Group::refresh_now() const {
-  if (!refresh_.outer.empty()) refresh(AxisKind::outer, {}).synchronize();
-  if (!refresh_.inner.empty()) refresh(AxisKind::inner, {}).synchronize();
+  if (!refresh_.outer.empty()) links_.reduce.outer->all_gather(refresh_.outer).synchronize();
+  if (!refresh_.inner.empty()) links_.reduce.inner->all_gather(refresh_.inner).synchronize();
 }
 
 at::Tensor Group::gather_now() const {
@@ -229,11 +230,11 @@ at::Tensor Group::gather_now() const {
   const auto place = pair_runs(runs(*layout_, full, mine), runs(*layout_, model_, mine));
   for (const auto& [output, input] : place) output.copy_(input);
   if (outer) {
-    links_.gather.outer
+    links_.reduce.outer
         ->all_gather(pair_runs(runs(*layout_, full, inner_), runs(*layout_, full, both_)))
         .synchronize();
   }
-  links_.gather.inner
+  links_.reduce.inner
       ->all_gather(pair_runs(runs(*layout_, full, whole_), runs(*layout_, full, inner_)))
       .synchronize();
   return full.storage;

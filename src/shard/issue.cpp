@@ -2,6 +2,8 @@
 // Executing instructions.
 #include <c10/util/Exception.h>
 
+#include <thread>
+
 #include "shard/runtime.h"
 
 namespace sherd {
@@ -101,6 +103,10 @@ void Runtime::run_on_compute(const Instruction& instruction) {
   switch (instruction.action) {
     case Action::wait:
       look_at_agreement(/*block=*/!world_.device().is_cuda());
+      while (follows_ && phase_ == Phase::forward && !lanes_->have_happened(instruction.waits)) {
+        follow_others(/*block=*/false);
+        std::this_thread::sleep_for(kFollowPause);
+      }
       lanes_->wait(instruction.waits);
       unit->show();
       lanes_->disturb_compute();
@@ -151,7 +157,7 @@ void Runtime::settle_gradients(Unit& unit) {
 /// On CPU a gather can't end before all ranks have come this far, so waiting costs nothing, and a
 /// difference is found before anything is computed from it. On CUDA the host looks as it goes.
 void Runtime::look_at_agreement(bool block) {
-  if (agreement_->is_open()) agreement_->check(block);
+  if (agreement_->is_open() && !agreement_->is_following()) agreement_->check(block);
 }
 
 }  // namespace sherd

@@ -160,6 +160,15 @@ void Lanes::wait(std::span<const int32_t> events) {
   }
 }
 
+bool Lanes::have_happened(std::span<const int32_t> events) {
+  if (!on_cpu_) return true;
+  pump();
+  return std::all_of(events.begin(), events.end(), [&](int32_t event) {
+    const auto& signaller = signalled_[static_cast<size_t>(event)];
+    return !signaller || signaller->done;
+  });
+}
+
 void Lanes::signal(int32_t event) {
   if (on_cpu_) {
     signalled_[static_cast<size_t>(event)] = nullptr;  // the host has done it already

@@ -56,6 +56,8 @@ class Lanes {
 
   /// Compute waits for the events: CUDA enqueues that, CPU blocks until they have happened.
   void wait(std::span<const int32_t> events);
+  /// Whether wait() would return at once. CUDA: it always does.
+  bool have_happened(std::span<const int32_t> events);
   /// What compute has done by now is the event.
   void signal(int32_t event);
   /// What the stream is given next comes after all that compute has been given.

@@ -7,45 +7,18 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <chrono>
-#include <map>
-#include <sstream>
 
 #include "shard/outside_inference.h"
 #include "shard/region.h"
 #include "shard/runtime.h"
 
 namespace sherd {
-namespace {
 
-/// How long ranks are waited for when something happens that the program does not foresee: they all
-/// do the same, or it is an error.
-constexpr std::chrono::milliseconds kUnforeseen{10'000};
-
-int64_t hash_of(const std::string& text) {
-  return static_cast<int64_t>(std::hash<std::string>()(text));
+bool communicates(const Section& section) {
+  return std::any_of(
+      section.instructions.begin(), section.instructions.end(),
+      [](const Instruction& one) { return one.stream != Stream::compute; });
 }
-
-/// What lies between two calls of a recompute is part of it, called or not. Recomputes are numbered
-/// by the position of their first call.
-Order whole_regions(Order order) {
-  std::map<int32_t, std::pair<size_t, size_t>> ends;  // of each: its first and last call
-  for (size_t i = 0; i < order.size(); ++i) {
-    if (!order[i].enter || order[i].recompute == kNone) continue;
-    ends.try_emplace(order[i].recompute, i, i).first->second.second = i;
-  }
-  for (const auto& [number, range] : ends) {
-    const auto begin = order.begin() + static_cast<std::ptrdiff_t>(range.first);
-    const auto position = static_cast<int32_t>(
-        std::count_if(order.begin(), begin, [](const Visit& visit) { return visit.enter; }));
-    for (size_t i = range.first; i <= range.second; ++i) {
-      if (order[i].enter) order[i].recompute = position;
-    }
-  }
-  return order;
-}
-
-}  // namespace
 
 // ---- forward ------------------------------------------------------------------------------------
 
@@ -69,20 +42,17 @@ UnitCall Runtime::before_forward(Unit& unit) {
   if (ahead) {
     run_forward(*ahead);
     const auto& boundary = section_->boundaries[cursor_];
-    const int32_t expected = order()[cursor_].recompute;
-    // A pass that keeps nothing for a backward has nothing to compute again.
-    const int32_t region = pass_->train ? region_number(expected) : expected;
-    if (region != expected) deviate();
-    if (deviated_) trace_.push_back({unit.number, true, region});
+    const bool copies = notice_recompute(order()[cursor_].recompute);
+    if (deviated_) trace_.push_back({unit.number, true});
     call.position_ = deviated_ ? entered_++ : boundary.position;
-    frames_.push_back({&unit, boundary.position, {}, false});
+    frames_.push_back({&unit, boundary.position, {}, false, copies ? call.position_ : kNone});
     ++cursor_;
     run(boundary);
   } else {
     deviate();
-    trace_.push_back({unit.number, true, region_number(kNone)});
+    trace_.push_back({unit.number, true});
     call.position_ = entered_++;
-    frames_.push_back({&unit, kNone, {}, true});
+    frames_.push_back({&unit, kNone, {}, true, kNone});
     enter_unforeseen(unit);
   }
   unit.enter(Unit::Phase::forward);
@@ -93,6 +63,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
   call.unit_ = unit.shared_from_this();
   call.pass_ = pass_;
   record_call(call);
+  made_.push_back({call.position_, recorded_region()});
   return call;
 }
 
@@ -115,9 +86,6 @@ std::optional<size_t> Runtime::find_ahead(const Unit& unit) const {
 void Runtime::run_forward(size_t until) {
   for (; cursor_ < until; ++cursor_) {
     const auto& boundary = section_->boundaries[cursor_];
-    if (boundary.kind == Boundary::Kind::enter) {
-      skipped_.push_back(deviated_ ? entered_ : boundary.position);
-    }
     if (deviated_) {
       trace_.push_back(order()[cursor_]);
       if (trace_.back().enter) ++entered_;
@@ -170,6 +138,7 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
         phase_ == Phase::forward && !frames_.empty() && frames_.back().unit == &unit,
         "[shard] unit '", unit.name(), "' is left, but it is not the one entered last");
     const auto& frame = frames_.back();
+    if (frame.copied_position != kNone) copy_parameters(frame);
     if (frame.unforeseen) {
       leave_unforeseen(unit);
     } else {
@@ -194,6 +163,9 @@ void Runtime::begin_pass(bool train, bool idle) {
   if (!confirmed_) check_set();  // once is enough
   check_published();
   if (program_ != newest_) use(newest_);
+  followed_.reset();
+  follows_ = idle && train && !capturing_ && world_.size() > 1 && !world_.device().is_meta();
+  if (follows_) finish_for_following();
   pass_ = std::make_shared<Pass>(Pass{program_, train, weights_});
   const ForwardFlags flags{changed_, train, kept_};
   section_ = &program_->forward(flags);
@@ -206,7 +178,6 @@ void Runtime::begin_pass(bool train, bool idle) {
   deviated_ = false;
   trace_.clear();
   entered_ = 0;
-  skipped_.clear();
   phase_ = Phase::forward;
 }
 
@@ -214,16 +185,24 @@ void Runtime::begin_pass(bool train, bool idle) {
 /// alone would be taken for what the others do next.
 void Runtime::agree_on_pass(const char* what, int64_t flags) {
   if (capturing_) return;  // ranks speak before each replay
-  const bool communicates = std::any_of(
-      section_->instructions.begin(), section_->instructions.end(),
-      [](const Instruction& one) { return one.stream != Stream::compute; });
-  if (!communicates && verified_) return;
+  if (!communicates(*section_) && verified_) return;
   const int64_t number = ++passes_;
+  const auto fingerprint =
+      static_cast<int64_t>(program_->fingerprint() ^ std::hash<std::vector<bool>>()(frozen_));
+  if (const auto theirs = std::exchange(followed_, std::nullopt)) {
+    TORCH_CHECK(
+        theirs->number == step_ && theirs->hash == fingerprint &&
+            theirs->detail == (number << 8 | flags),
+        "[shard.agree] rank ", world_.rank(), ", which has no data, begins ", what, " as pass ",
+        number, " of step ", step_ + 1, ", but the other ranks do something else: a rank calls ",
+        "sherd::idle_pass for each pass that the others make with data");
+    verified_ = true;
+    return;
+  }
   const bool news = watch_.has_news();
   agreement_->start(
-      {Agreement::Kind::pass, step_,
-       static_cast<int64_t>(program_->fingerprint() ^ std::hash<std::vector<bool>>()(frozen_)),
-       number << 8 | flags, news},
+      {Agreement::Kind::pass, step_, fingerprint, number << 8 | flags, news,
+       !pass_->new_recomputes.empty()},
       [this, program = program_, step = step_, number, what, frozen = frozen_] {
         return c10::str(
             "begins ", what, " as pass ", number, " of step ", step + 1,
@@ -236,76 +215,21 @@ void Runtime::agree_on_pass(const char* what, int64_t flags) {
 
 void Runtime::end_pass() {
   phase_ = Phase::resting;
-  regions_.clear();  // they hold units, which hold this
-  if (changed_) changed_ = false;
-  if (pass_->train) kept_ = true;
+  drop_copy_of_lone_call();
   look_at_agreement(/*block=*/true);
+  if (idle_) follow_others(/*block=*/true);
+  changed_ = false;
+  if (pass_->train) kept_ = true;
   report_due_ = agreement_->take_news() || report_due_;
-  if (deviated_ || (!confirmed_ && pass_->train)) settle_order();
+  if (deviated_ || (!confirmed_ && pass_->train)) {
+    settle_order();
+  } else if (std::any_of(recomputes_.begin(), recomputes_.end(), [](const auto& seen) {
+               return seen.copies;
+             })) {
+    pass_->new_recomputes = call_marks(order());
+  }
+  forget_calls();
   pass_.reset();
-}
-
-/// The first training pass tells all ranks the order of the units; so does a pass that went another
-/// way than the program.
-void Runtime::settle_order() {
-  auto order = deviated_ ? whole_regions(trace_) : this->order();
-  if (!confirmed_ && pass_->train) {
-    order = order_from(agreement_->agree_on_order(order_text(order), idle_));
-    confirmed_ = true;
-  } else {
-    const auto text = order_text(order);
-    agreement_->start({Agreement::Kind::unforeseen, issued_, hash_of(text), 0}, [text] {
-      return "calls its units in another order than before\n" + text;
-    });
-    agreement_->check(/*block=*/true, kUnforeseen);
-  }
-  if (order == this->order()) return;
-  auto [shorter, moved] = without_skipped(order);
-  shorter = whole_regions(std::move(shorter));
-  if (pass_->train) {
-    build(std::move(shorter));
-  } else {
-    // Training goes on in its own order.
-    evaluation_ = std::move(shorter);
-    build(program_->order());
-  }
-  verified_ = true;
-  pass_->program = program_;
-  pass_->moved = std::move(moved);
-}
-
-/// A visit that no rank made, of a unit that is called elsewhere, is where the order used to have
-/// it: it is dropped. Returns too where each position has gone. Collective.
-std::pair<Order, std::vector<int32_t>> Runtime::without_skipped(const Order& order) {
-  std::string mine;  // of a rank without data: nothing, which is all skipped
-  if (!idle_) {
-    mine.assign(order.size(), '0');
-    for (const int32_t position : skipped_) mine[static_cast<size_t>(position)] = '1';
-  }
-  const auto all = agreement_->exchange(mine);
-  const auto is_made = [&](size_t position) {
-    return std::any_of(all.begin(), all.end(), [&](const std::string& skipped) {
-      return !skipped.empty() && skipped[position] == '0';
-    });
-  };
-  std::vector<bool> called(units_.size());
-  size_t position = 0;
-  for (const auto& visit : order) {
-    if (visit.enter && is_made(position++)) called[static_cast<size_t>(visit.unit)] = true;
-  }
-  Order result;
-  std::vector<int32_t> moved;
-  std::vector<bool> kept;  // of the visits that are open
-  int32_t next = 0;
-  for (const auto& visit : order) {
-    if (visit.enter) {
-      kept.push_back(is_made(moved.size()) || !called[static_cast<size_t>(visit.unit)]);
-      moved.push_back(kept.back() ? next++ : kNone);
-    }
-    if (kept.back()) result.push_back(visit);
-    if (!visit.enter) kept.pop_back();
-  }
-  return {std::move(result), std::move(moved)};
 }
 
 void Runtime::deviate() {
@@ -317,39 +241,30 @@ void Runtime::deviate() {
   for (const auto& visit : trace_) entered_ += visit.enter ? 1 : 0;
 }
 
-/// The number of the recompute that this thread is in: the program's, where it expects one here
-/// that has not been seen yet.
-int32_t Runtime::region_number(int32_t expected) {
-  auto region = recorded_region();
-  if (!region) return kNone;
-  bool taken = false;
-  for (const auto& [known, number] : regions_) {
-    if (known == region) return number;
-    taken = taken || number == expected;
-  }
-  constexpr int32_t kNew = 1 << 24;  // beyond all positions; whole_regions() numbers them anew
-  const bool as_expected = expected != kNone && !taken;
-  const auto number = as_expected ? expected : kNew + static_cast<int32_t>(regions_.size());
-  regions_.emplace_back(std::move(region), number);
-  return number;
-}
-
 /// A unit that the program does not expect here is gathered on the spot, into memory of its own:
-/// its slot may be another's at this time. All ranks do so, or it is an error.
+/// its slot may be another's at this time. All ranks with data do so, or it is an error; those
+/// without follow (see follow_others).
 void Runtime::enter_unforeseen(Unit& unit) {
   agreement_->check(/*block=*/true);
+  lanes_->finish();
   const auto words =
       c10::str("calls unit '", unit.name(), "' where the program does not expect it");
   agreement_->start(
-      {Agreement::Kind::unforeseen, issued_, hash_of(unit.name()), 0}, [words] { return words; });
-  agreement_->check(/*block=*/true, kUnforeseen);
-  lanes_->finish();
+      {Agreement::Kind::unforeseen, issued_, hash_of(unit.name()), unit.number + 1},
+      [words] { return words; });
+  agreement_->check(/*block=*/true);
+  frames_.back().buffers = gather_unforeseen(unit);
+  show(frames_.back());
+}
+
+std::vector<at::Tensor> Runtime::gather_unforeseen(Unit& unit) {
+  std::vector<at::Tensor> buffers;
   for (const auto& group : unit.groups()) {
     if (changed_ && group->refreshes()) group->refresh_now();
-    if (group->gathers()) frames_.back().buffers.push_back(group->gather_now());
+    if (group->gathers()) buffers.push_back(group->gather_now());
     ++issued_;
   }
-  show(frames_.back());
+  return buffers;
 }
 
 void Runtime::leave_unforeseen(Unit& unit) {
@@ -385,7 +300,7 @@ void Runtime::abandon() noexcept {
   phase_ = Phase::resting;
   frames_.clear();
   pass_.reset();
-  regions_.clear();
+  forget_calls();
   kept_ = false;
   recovering_ = true;
   for (auto* unit : units_) {
@@ -399,13 +314,13 @@ void Runtime::abandon() noexcept {
 /// After an exception all ranks must have issued the same collectives, or the next ones would be
 /// taken for each other.
 void Runtime::recover() {
-  agreement_->check(/*block=*/true, kUnforeseen);
+  agreement_->check(/*block=*/true);
   agreement_->start({Agreement::Kind::recovery, issued_, done_, 0}, [issued = issued_, this] {
     return c10::str(
         "goes on after an exception in '", root().name(), "', with ", issued,
         " collectives behind it");
   });
-  agreement_->check(/*block=*/true, kUnforeseen);
+  agreement_->check(/*block=*/true);
   lanes_->finish();
   for (auto* unit : units_) unit->hide();
   while (!reducing_.empty()) drop_gradients();
@@ -413,35 +328,9 @@ void Runtime::recover() {
   lanes_->signal(published());
   if (spoilt_) watch_.forget(step_ + 1);
   report_due_ = agreement_->take_news() || report_due_;
+  agreement_->take_new_recomputes();  // of a pass that is over
   passes_ = 0;
   recovering_ = spoilt_ = false;
-}
-
-// ---- orders in words ----------------------------------------------------------------------------
-
-std::string Runtime::order_text(const Order& order) const {
-  std::ostringstream out;
-  for (const auto& [unit, enter, recompute] : order) {
-    out << (enter ? "enters unit " : "leaves unit ") << unit;
-    if (recompute != kNone) out << " in recompute " << recompute;
-    out << " ('" << units_[static_cast<size_t>(unit)]->name() << "')\n";
-  }
-  return out.str();
-}
-
-Order Runtime::order_from(const std::string& text) const {
-  Order order;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) {
-    std::istringstream words(line);
-    std::string what, word;
-    Visit visit;
-    words >> what >> word >> visit.unit >> word;
-    if (word == "in") words >> word >> visit.recompute;
-    visit.enter = what == "enters";
-    order.push_back(visit);
-  }
-  return order;
 }
 
 }  // namespace sherd

@@ -449,6 +449,17 @@ void Runtime::check_complete(const char* caller) {
       done_ == micro_batches_, "[shard] ", caller, " after ", done_, " of the ", micro_batches_,
       " backwards that make a step of '", root().name(),
       "': run the rest first, or say another number with sherd::micro_batches");
+  agree_on_update(caller);
+}
+
+/// On CPU what follows blocks: ranks would wait in it for one that skips the update. On CUDA the
+/// host goes on, and learns of it at the next pass.
+void Runtime::agree_on_update(const char* caller) {
+  if (!world_.device().is_cpu() || world_.size() == 1) return;
+  agreement_->start({Agreement::Kind::update, step_, hash_of(caller)}, [caller, step = step_] {
+    return c10::str("calls ", caller, " in step ", step + 1);
+  });
+  agreement_->check(/*block=*/true);
 }
 
 void Runtime::divide_by_tokens(double tokens) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -29,6 +30,11 @@ namespace sherd {
 
 struct Region;
 
+/// How often a rank without data looks at what the others do: they need the cores.
+constexpr std::chrono::microseconds kFollowPause{100};
+/// Whether a section has collectives.
+bool communicates(const Section& section);
+
 /// One forward, and what its backward needs to know of it.
 struct Pass {
   std::shared_ptr<const Program> program;  ///< in whose order it ran
@@ -38,6 +44,11 @@ struct Pass {
       moved{};  ///< where positions are that the program has elsewhere; empty: none
   /// By position: the number that autograd gives the first node made within the call.
   std::vector<uint64_t> first_nodes{};
+  /// Full parameters, by position, of calls under a recompute that the program did not expect:
+  /// there is no gather when they are computed again.
+  std::map<int32_t, std::vector<at::Tensor>> copies{};
+  /// This rank's calls and recomputes, for the other ranks, if the program expected others.
+  std::vector<int64_t> new_recomputes{};
 
   int32_t place(int32_t position) const {
     return moved.empty() ? position : moved[static_cast<size_t>(position)];
@@ -70,7 +81,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void set_micro_batches(int64_t count);
   int64_t micro_batches() const { return micro_batches_; }
   int64_t backwards_done() const { return done_; }
-  /// Throws unless all backwards of the step are done.
+  /// Throws unless all backwards of the step are done, on all ranks. Collective.
   void check_complete(const char* caller);
   void divide_by_tokens(double tokens);
   /// `by_optimizer`: the model weights are written already.
@@ -103,8 +114,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t steps() const { return step_; }  ///< that were published
   /// A parameter's, in the root's module.
   std::string full_name(const Unit& unit, const std::string& name) const;
-  /// What every rank has to say. Collective; blocks.
-  std::vector<std::string> say(const std::string& text) const { return agreement_->exchange(text); }
+  /// What the first ranks with something to say have said. Collective; blocks.
+  std::vector<Statement> say(const std::string& text, size_t most) const {
+    return agreement_->collect(text, most);
+  }
   // ---- graphs (capture.cpp) ----------------------------------------------------------------
   void check_capturable();
   void begin_capture();
@@ -176,19 +189,31 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     int32_t position = kNone;
     std::vector<at::Tensor> buffers;  // of a unit that the program did not foresee here
     bool unforeseen = false;
+    int32_t copied_position = kNone;  // where its parameters are kept for the backward
   };
   void begin_pass(bool train, bool idle);
   void agree_on_pass(const char* what, int64_t flags);
+  void agree_on_update(const char* caller);
   void end_pass();
-  void settle_order();
   std::optional<size_t> find_ahead(const Unit& unit) const;
   void enter_unforeseen(Unit& unit);
+  std::vector<at::Tensor> gather_unforeseen(Unit& unit);
   void leave_unforeseen(Unit& unit);
   static void show(const Frame& frame);
   void deviate();
   void run_forward(size_t until);
-  int32_t region_number(int32_t expected);
-  std::pair<Order, std::vector<int32_t>> without_skipped(const Order& order);
+  // observed_order.cpp
+  void settle_order();
+  void finish_for_following();
+  void follow_others(bool block);
+  bool notice_recompute(int32_t expected);
+  void copy_parameters(const Frame& frame);
+  void drop_copy_of_lone_call();
+  void forget_calls() noexcept;
+  std::vector<int64_t> call_marks(const Order& order) const;
+  void check_recomputes(const Order& order, const std::vector<int64_t>& marks);
+  void adopt_new_recomputes(const Pass& pass);
+
   UnitCall replay(Unit& unit);
   void hook_outputs(const UnitCall& call, std::span<const at::Tensor> outputs);
   struct Backward {
@@ -276,12 +301,23 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool partial_ = false;  // the backward: autograd was asked for some gradients only
   std::vector<Frame> frames_;
   bool idle_ = false;
+  bool follows_ = false;                       // it has no data, and others may have
+  std::optional<Agreement::Record> followed_;  // what they do next
   bool deviated_ = false;
-  Order trace_;                   // once it has deviated
-  int32_t entered_ = 0;           // visits of the trace that enter
-  std::vector<int32_t> skipped_;  // positions that this rank did not call
-  // Recomputes seen in this pass, with their numbers.
-  std::vector<std::pair<std::shared_ptr<const Region>, int32_t>> regions_;
+  Order trace_;          // once it has deviated
+  int32_t entered_ = 0;  // visits of the trace that enter
+  struct MadeCall {
+    int32_t position = kNone;
+    std::shared_ptr<const Region> recompute;  // the outermost around it
+  };
+  std::vector<MadeCall> made_;  // on this rank; they hold units, which hold this
+  // Recomputes of this pass.
+  struct SeenRecompute {
+    std::shared_ptr<const Region> region;
+    int32_t expected = kNone;  // the program's number of it
+    bool copies = false;
+  };
+  std::vector<SeenRecompute> recomputes_;
   std::shared_ptr<Backward> backward_;  // the last
 };
 

@@ -178,10 +178,10 @@ void Watch::forget(int64_t step) {
   }
 }
 
-std::vector<Finding> Watch::merge(const std::vector<std::string>& ranks) {
+std::vector<Finding> Watch::merge(const std::vector<Statement>& ranks) {
   std::vector<Finding> all;
-  for (const auto& text : ranks) {
-    std::istringstream in(text);
+  for (const auto& said : ranks) {
+    std::istringstream in(said.text);
     Finding one;
     int64_t rank = kNone;
     int fault = 0;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/measure.h"
+#include "shard/agreement.h"
 #include "shard/unit.h"
 #include "sherd/shard/diagnostics.h"
 
@@ -54,7 +55,7 @@ class Watch {
   void forget(int64_t step);
   /// The findings of all ranks: earliest first, each parameter once, or once for each rank that is
   /// known to have had it.
-  static std::vector<Finding> merge(const std::vector<std::string>& ranks);
+  static std::vector<Finding> merge(const std::vector<Statement>& ranks);
 
  private:
   struct Entry {

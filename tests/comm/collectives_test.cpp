@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "comm/expected.h"
@@ -81,6 +82,26 @@ TEST_F(Collectives, ReduceScatterJoinsEveryWay) {
       EXPECT_TRUE(near(output, expected, comm)) << dtype << " way " << static_cast<int>(way.kind);
     }
   }
+}
+
+/// A field and its bits turned over: the largest of both are its largest and its smallest value.
+TEST_F(Collectives, AllReduceFindsTheLargestAndTheSmallestLong) {
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  const auto far = [](int64_t k) { return (k % 2 == 0 ? 1 : -1) * ((int64_t{1} << 62) + k); };
+  auto values =
+      at::tensor({far(rank), ~far(rank), kLeast, ~rank}, at::kLong).to(test_world().device());
+  comm.all_reduce(values, Reduction::max()).synchronize();
+  int64_t largest = kLeast;
+  int64_t smallest = ~kLeast;
+  int64_t first = size;
+  for (int64_t k = 0; k < size; ++k) {
+    largest = std::max(largest, far(seen(comm, k)));
+    smallest = std::min(smallest, far(seen(comm, k)));
+    first = std::min(first, seen(comm, k));
+  }
+  const auto found = values.cpu();
+  EXPECT_TRUE(at::equal(found, at::tensor({largest, ~smallest, kLeast, ~first}, at::kLong)))
+      << found;
 }
 
 TEST_F(Collectives, ReduceScatterJoinsIntegersExactly) {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that go wrong on one rank: each must end soon, fail, and say who and why.
 
-failures_test.py RUN_RANKS MPIRUN RANK_PROGRAM
+failures_test.py RUN_RANKS MPIRUN RANK_PROGRAM [nccl]
 """
 import concurrent.futures
 import os
@@ -74,6 +74,22 @@ class Failures(unittest.TestCase):
         self.assert_failed(run, within=12)
         for rank in (0, 2, 3):
             self.assertRegex(run.caught(rank), r"all_reduce on 'world' .*not done after 3 s; no word from ranks? .*1")
+        told = "".join(run.caught(rank) for rank in (0, 2, 3))
+        self.assertRegex(told, r"rank 1 is in no operation; its last, .*, ended [\d.]+ s ago", run.text)
+
+    def test_a_rank_that_leaves_is_named_at_once(self):
+        run = Run("leave", ranks=3)
+        self.assert_failed(run, within=10)
+        for rank in (0, 2):
+            self.assertIn(f"[comm.mpi] rank {rank}, all_reduce on 'world' ({rank} of 3): rank 1 has left", run.caught(rank))
+        self.assertNotIn("improperly", run.text)
+
+    def test_a_closed_world_refuses_operations(self):
+        run = Run("closed", ranks=2)
+        for rank in range(2):
+            self.assertIn(f"[comm.mpi] rank {rank}, all_reduce on 'world' ({rank} of 2): the world is closed",
+                          run.caught(rank))
+        self.assertNotIn("improperly", run.text)
 
     def test_a_rank_that_never_arrives_is_named(self):
         run = Run("late", patience_ms=3000)
@@ -115,8 +131,17 @@ def run_alone(test):
     return result.wasSuccessful()
 
 
+class NcclFailures(unittest.TestCase):
+    def test_a_rank_that_leaves_is_named_within_seconds(self):
+        run = Run("leave", ranks=2, environment={"SHERD_TEST_BACKEND": "nccl"})
+        self.assertNotEqual(run.code, 0, run.text)
+        self.assertLess(run.seconds, 45, run.text)
+        self.assertIn("[comm.nccl] rank 0, all_reduce on 'world' (0 of 2): rank 1 has left", run.caught(0), run.text)
+
+
 if __name__ == "__main__":
-    tests = list(unittest.defaultTestLoader.loadTestsFromTestCase(Failures))
+    chosen = NcclFailures if sys.argv[4:] == ["nccl"] else Failures
+    tests = list(unittest.defaultTestLoader.loadTestsFromTestCase(chosen))
     # Side by side: they wait, most of the time. The one that waits longest comes first.
     tests.sort(key=lambda test: "long_after" not in test.id())
     with concurrent.futures.ThreadPoolExecutor(3) as three:

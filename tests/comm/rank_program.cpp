@@ -68,6 +68,15 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
   } else if (mode == "slow_end") {
     if (odd_one) std::this_thread::sleep_for(12s);
     if (odd_one) std::cout << "rank 1 is through" << std::endl;
+  } else if (mode == "leave") {
+    all_reduce(world, 10);
+    if (odd_one) return;
+    all_reduce(world, 10);
+  } else if (mode == "closed") {
+    all_reduce(world, 10);
+    sherd::World::close();
+    sherd::World::close();
+    all_reduce(world, 10);
   } else if (mode == "away") {
     if (odd_one) std::this_thread::sleep_for(patience + 2s);
     all_reduce(world, 100'000);
@@ -80,7 +89,7 @@ int report(const std::string& what) {
   // In one piece, or mpirun mixes the ranks' lines.
   const auto line = "caught: " + what + "\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
-  std::this_thread::sleep_for(2s);  // mpirun ends the others when the first is gone: let them speak
+  std::this_thread::sleep_for(1s);  // mpirun ends the others when the first is gone: let them speak
   return 1;
 }
 

@@ -10,6 +10,8 @@
 
 #include <thread>
 
+#include "comm/farewell.h"
+
 namespace sherd {
 namespace {
 
@@ -83,6 +85,36 @@ TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
   for (const auto& text : meet_all({{1, 3}, {2, 3}}, milliseconds(1500))) {
     EXPECT_NE(text.find("rank 0 has not arrived"), std::string::npos) << text;
   }
+}
+
+TEST(FarewellTest, ARankThatLeavesIsKnownToThoseThatWaitForIt) {
+  const auto store = lone_store();
+  Farewell first(store, 0, milliseconds(0));
+  Farewell second(store, 1, milliseconds(0));
+  Farewell third(store, 2, milliseconds(0));
+  EXPECT_EQ(first.heard({0, 1, 2}), "");
+  second.say();
+  second.say();
+  EXPECT_EQ(first.heard({0, 2}), "") << "rank 1 has no part in it";
+  EXPECT_EQ(first.heard({0, 1}), "rank 1 has left: its process closed the world, or ended");
+  try {
+    struct Leaver {
+      ~Leaver() { farewell.say(); }
+      Farewell& farewell;
+    } leaver{third};
+    throw std::runtime_error("a mistake");
+  } catch (const std::runtime_error&) {
+    EXPECT_EQ(first.heard({2}), "rank 2 has left: an exception ended it");
+  }
+}
+
+TEST(FarewellTest, TheStoreIsNotAskedMoreOftenThanSaid) {
+  const auto store = lone_store();
+  Farewell first(store, 0, std::chrono::hours(1));
+  Farewell second(store, 1);
+  EXPECT_EQ(first.heard({1}), "");
+  second.say();
+  EXPECT_EQ(first.heard({1}), "");
 }
 
 }  // namespace

@@ -15,7 +15,8 @@
 #include "sherd/shard/module.h"
 
 int main(int argc, char** argv) {
-  const auto world = sherd::World::from_environment({.backend = sherd::Backend::mpi});
+  const auto world = sherd::World::from_environment(
+      {.backend = sherd::Backend::mpi, .operation_timeout = std::chrono::seconds(60)});
   const auto options = sherd::read_llama_options(argv[1]);
   std::shared_ptr<sherd::LanguageModel> model;
   {

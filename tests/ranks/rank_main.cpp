@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main function of tests that run on several ranks. Rank 0 prints as GoogleTest does, the
-// others only their failures. A test that takes too long is named, and its process ended.
+// others only their failures. A test that takes too long is named, and its process ended: later than
+// the library would end an operation, so that the library's error, which says more, comes first.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -45,7 +46,7 @@ World make_world() {
 /// Ends the process when one test takes too long.
 class Watch : public ::testing::EmptyTestEventListener {
  public:
-  explicit Watch(int64_t rank) : rank_(rank), limit_(number_from("SHERD_TEST_LIMIT", 90)) {
+  explicit Watch(int64_t rank) : rank_(rank), limit_(number_from("SHERD_TEST_LIMIT", 180)) {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   }
   void OnTestStart(const ::testing::TestInfo& info) override {

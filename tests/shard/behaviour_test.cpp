@@ -155,10 +155,10 @@ TEST_P(BehaviourTest, TheVeryFirstPassOfARankMayBeIdle) {
     fully_shard(model, given);
   });
   const bool several = test_world().size() > 1;
-  // Units run in the order in which they were sharded: an idle rank can't know another one yet.
+  // Units run in another order than they were sharded in: an idle rank can't know that yet.
   twin.set_route([](ChainImpl& chain, const at::Tensor& x) {
     auto y = x;
-    for (const size_t i : {2u, 0u, 3u, 1u}) y = chain.links[i](y);
+    for (const size_t i : {3u, 0u, 1u, 2u}) y = chain.links[i](y);
     return y;
   });
   twin.expect_same([&](Chain& model, int64_t rank, int64_t step) {
@@ -193,6 +193,27 @@ TEST_P(BehaviourTest, TheOrderMayChangeLater) {
       },
       4);
   EXPECT_EQ(step_traffic(twin.model), step_traffic(Twin(options()).model));
+}
+
+TEST_P(BehaviourTest, TheOrderMayChangeWhileARankHasNoData) {
+  Twin twin(options());
+  const int64_t last = test_world().size() - 1;
+  twin.expect_same(
+      [&](Chain& model, int64_t rank, int64_t step) {
+        model->route = [step](ChainImpl& chain, const at::Tensor& x) {
+          auto y = x;
+          for (size_t i = 0; i < 4; ++i) y = chain.links[step % 3 == 1 ? i : 3 - i](y);
+          return y;
+        };
+        // In the very first pass, and in those with a new order.
+        const bool idle = step < 3 && rank > 0 && rank == last;
+        if (!idle) {
+          train_once(model, rank, step);
+        } else if (model.get() == twin.model.get()) {
+          idle_pass(model);
+        }
+      },
+      4);
 }
 
 TEST_P(BehaviourTest, AUnitMayCallItselfWithoutWarning) {
@@ -234,7 +255,7 @@ TEST_P(BehaviourTest, RecomputeAndUnitsThatOnlySomeRanksCallGoTogether) {
         model->route = [=](ChainImpl& chain, const at::Tensor& x) {
           auto y = x;
           for (size_t i = 0; i < chain.links.size(); ++i) {
-            if (step > 0 && static_cast<int64_t>(i) == rank % 4) continue;
+            if (static_cast<int64_t>(i) == rank % 4) continue;
             y = recompute([&chain, i](const at::Tensor& z) { return chain.links[i](z); }, y);
           }
           return y;
@@ -242,6 +263,35 @@ TEST_P(BehaviourTest, RecomputeAndUnitsThatOnlySomeRanksCallGoTogether) {
         train_once(model, rank, step);
       },
       4);
+}
+
+TEST_P(BehaviourTest, ARecomputeThatOnlyOneRankMakesLater) {
+  Twin twin(options());
+  const int64_t last = test_world().size() - 1;
+  twin.expect_same(
+      [&](Chain& model, int64_t rank, int64_t step) {
+        // Units 1 and 2 are first called in the third step, by rank 0 alone, while another rank has
+        // no data.
+        const bool idle = step == 2 && rank > 0 && rank == last;
+        model->route = [=](ChainImpl& chain, const at::Tensor& x) {
+          auto y = chain.links[0](x);
+          if (step >= 2 && rank == 0) {
+            y = recompute(
+                [&chain](const at::Tensor& z) { return chain.links[2](chain.links[1](z)); }, y);
+          }
+          return recompute([&chain](const at::Tensor& z) { return chain.links[3](z); }, y);
+        };
+        if (!idle) {
+          train_once(model, rank, step);
+        } else if (model.get() == twin.model.get()) {
+          idle_pass(model);
+        }
+      },
+      5);
+  // Of the root and unit 0 come three visits before unit 1 is entered, and two of unit 1.
+  const auto& order = program(twin.model).order();
+  EXPECT_NE(order[3].recompute, kNone);
+  EXPECT_EQ(order[3].recompute, order[5].recompute);
 }
 
 TEST_P(BehaviourTest, AUnitSkippedWithinARecomputeOfTheFirstPass) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of the runs that one_rank_fails_test.py starts: failing_program MODE [PATIENCE_MS]. All
-// ranks train alike, until in the third step rank 1 does something that the others don't.
+// One rank of the runs that one_rank_fails_test.py starts: failing_program MODE [PATIENCE_MS
+// [EXIT_CODE]]. All ranks train alike, until in the third step rank 1 does something that the
+// others don't. EXIT_CODE is that of a rank which has caught an error.
 #include <unistd.h>
 
 #include <chrono>
@@ -10,6 +11,7 @@
 #include <thread>
 
 #include "shard/rig.h"
+#include "sherd/shard/diagnostics.h"
 
 using namespace std::chrono_literals;
 
@@ -18,6 +20,7 @@ namespace {
 
 const World* world_in_use = nullptr;
 std::chrono::steady_clock::time_point went_wrong;
+int exit_code_of_error = 1;
 
 struct Training {
   Moody model;
@@ -67,6 +70,8 @@ void misbehave(const std::string& mode, Training& training) {
     training.forward();
   } else if (mode == "micro_batches") {
     micro_batches(training.model, 2);
+  } else if (mode == "reports_late") {
+    std::this_thread::sleep_for(12s);
   } else if (mode != "nothing") {
     throw std::invalid_argument("unknown mode " + mode);
   }
@@ -84,9 +89,23 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
     if (step == 2) {
       went_wrong = std::chrono::steady_clock::now();
       if (odd_one && mode == "leaves") return;
+      if (odd_one && mode == "exits") std::exit(0);
+      if (odd_one && mode == "gives_up") {
+        training.model->blocks[1]->before = throw_logic_error;
+        try {
+          training.step();
+        } catch (const std::logic_error&) {
+          return;
+        }
+      }
+      if (odd_one && mode == "skips_an_update") {
+        training.forward().backward();
+        continue;
+      }
       if (odd_one) misbehave(mode, training);
     }
     training.step();
+    if (mode == "reports_late") findings(training.model);
   }
   std::cout << "rank " << world.rank() << " is through" << std::endl;
 }
@@ -96,8 +115,8 @@ int report(const std::string& what) {
   // In one piece, or mpirun mixes the ranks' lines.
   const auto line = c10::str("caught after ", after.count(), " s: ", what, "\n");
   [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
-  std::this_thread::sleep_for(2s);  // mpirun ends the others when the first is gone: let them speak
-  return 1;
+  std::this_thread::sleep_for(1s);  // mpirun ends the others when the first is gone: let them speak
+  return exit_code_of_error;
 }
 
 }  // namespace
@@ -112,6 +131,7 @@ int main(int argc, char** argv) {
   using namespace sherd::testing;
   const std::string mode = argc > 1 ? argv[1] : "";
   const std::chrono::milliseconds patience(argc > 2 ? std::stoi(argv[2]) : 60'000);
+  if (argc > 3) exit_code_of_error = std::stoi(argv[3]);
   if (mode == "uncaught") {
     run(mode, patience);
     return 0;

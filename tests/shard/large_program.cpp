@@ -68,7 +68,8 @@ void warm_up(const sherd::World& world) {
 }  // namespace
 
 int main(int argc, char**) {
-  const auto world = sherd::World::from_environment();
+  const auto world =
+      sherd::World::from_environment({.operation_timeout = std::chrono::seconds(120)});
   warm_up(world);
   constexpr int64_t kWeights = kLayers * kDim * kDim * 4;
   allow_more(kWeights * 9 / 10);

@@ -3,20 +3,20 @@
 #include "shard/counting_allocator.h"
 #include "shard/emulated_world.h"
 #include "shard/stack.h"
+#include "sherd/shard/diagnostics.h"
 
 namespace sherd::testing {
 namespace {
 
 using Recompute = StackImpl::Recompute;
 
-/// What Sherd takes beyond the program's bytes: the records by which ranks agree, five numbers of
-/// this rank and of each; a number of each weight, to see that it was written; and what is known of
+/// What Sherd takes beyond the program's bytes: the record by which ranks agree, ten numbers in a
+/// world of any size; a number of each weight, to see that it was written; and what is known of
 /// its gradient, four numbers before the reduction, four after, and what the host was told of them.
 int64_t control_bytes(const torch::nn::Module& model) {
   const auto weights = named_parameters(model);
   const auto seen = std::ssize(parameters(model));
-  return static_cast<int64_t>(sizeof(int64_t)) *
-         (5 * (1 + test_world().size()) + seen + 14 * std::ssize(weights));
+  return static_cast<int64_t>(sizeof(int64_t)) * (10 + seen + 14 * std::ssize(weights));
 }
 
 int64_t parameter_bytes(const torch::nn::Module& module) {
@@ -169,6 +169,31 @@ TEST_P(MemoryTest, LearningTheOrderHoldsOneArenaAtATime) {
   const int64_t activations = cpu_memory().live - rest - second.arena;
   ASSERT_LT(activations, first.arena / 4);
   EXPECT_LE(peak, rest + second.arena + first.arena / 2);
+}
+
+/// What ranks tell each other in a step and its findings: the memory that stays, and the bytes of
+/// all collectives on their own communicator.
+std::pair<int64_t, int64_t> control_in_world_of(int64_t size) {
+  use_emulated_world(size);
+  auto model = make_stack(all_ways().front(), Recompute::nowhere, {});
+  auto& world = test_world().communicator();
+  recorded_calls(world, /*forget=*/true);
+  model(torch::ones({4, 7}), torch::zeros({4, 3})).backward();
+  publish(model);
+  EXPECT_TRUE(findings(model).empty());
+  int64_t bytes = 0;
+  for (const auto& call : recorded_calls(world, /*forget=*/true)) {
+    if (call.communicator == "control") bytes += call.bytes;
+  }
+  return {model_bytes(*model).control, bytes};
+}
+
+TEST(ControlMemory, DoesNotGrowWithTheWorld) {
+  const auto small = control_in_world_of(4);
+  const auto large = control_in_world_of(16'384);
+  EXPECT_GT(small.second, 0);
+  EXPECT_EQ(small.second, large.second);
+  EXPECT_LE(large.first, small.first);  // less where a rank has no element of a weight
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MemoryTest, ::testing::Values(1, 2, 4, 8));

@@ -17,10 +17,10 @@ ENDED = "another rank failed: [comm.mpi] rank 1 of 3: an exception ended it"
 class Run:
     """One mpirun of the program: its exit code, output and seconds."""
 
-    def __init__(self, mode, patience_ms=60000):
+    def __init__(self, mode, patience_ms=60000, exit_code=1):
         begin = time.monotonic()
         done = subprocess.run(
-            [RUN_RANKS, MPIRUN, "3", PROGRAM, mode, str(patience_ms)],
+            [RUN_RANKS, MPIRUN, "3", PROGRAM, mode, str(patience_ms), str(exit_code)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
         self.seconds = time.monotonic() - begin
         self.code, self.text = done.returncode, done.stdout
@@ -105,10 +105,31 @@ class OneRankFails(unittest.TestCase):
                                "Rank 0: begins a backward as pass 2 of step 3",
                                "Rank 1: begins a forward with gradients as pass 2 of step 3")
 
-    def test_a_rank_that_leaves_early_is_named(self):
-        run = Run("leaves", patience_ms=4000)
+    def assert_ends_well_though_rank_1_leaves(self, mode):
+        """The others are told at once; when they handle the error, so does mpirun: MPI was finished everywhere."""
+        run = Run(mode, exit_code=0)
         for rank in (0, 2):
-            self.assert_caught(run, rank, 10, f"[comm.mpi] rank {rank}, ", "not done after 4 s; no word from rank 1")
+            text, seconds = run.caught(rank)
+            self.assertRegex(text, rf"\[comm.mpi\] rank {rank}, .*rank 1 has left", run.text)
+            self.assertLess(seconds, 3, run.text)
+        self.assertNotIn("improperly", run.text)
+        self.assertEqual(run.code, 0, run.text)
+
+    def test_a_rank_that_leaves_early_is_named(self):
+        self.assert_ends_well_though_rank_1_leaves("leaves")
+
+    def test_a_rank_that_calls_exit_is_named(self):
+        self.assert_ends_well_though_rank_1_leaves("exits")
+
+    def test_a_rank_that_catches_its_exception_and_leaves_is_named(self):
+        self.assert_ends_well_though_rank_1_leaves("gives_up")
+
+    def test_an_update_that_one_rank_skips_is_named_everywhere(self):
+        run = Run("skips_an_update")
+        for rank in range(3):
+            self.assert_caught(run, rank, 3, "[shard.agree]", "Rank 0: calls optimizer.step() in step 3",
+                               "Rank 1: begins a forward with gradients")
+        self.assertNotIn("improperly", run.text)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,16 @@ class SHERD_API World {
   static World over(
       const c10::intrusive_ptr<c10d::ProcessGroup>& group, const WorldOptions& options = {});
 
+  /// Ends this process's part in all its worlds. Tells the other ranks that this one leaves, so
+  /// that operations which it will never join end there with an error that names it; waits until
+  /// the other ranks leave as well, at most operation_timeout (20 s after a failure); and finishes
+  /// MPI, without which mpirun takes the process for broken. Operations after it throw. The end of
+  /// the last World does the same, and so does std::exit() while one is alive. Call it where worlds
+  /// may outlive what runs in them: at the end of main, and after an error was reported. Any
+  /// thread, any number of times; does not throw. Emulated worlds and process groups of the caller
+  /// are left alone.
+  static void close() noexcept;
+
   int64_t rank() const { return communicator().rank(); }
   int64_t size() const { return communicator().size(); }
   int64_t local_rank() const;
