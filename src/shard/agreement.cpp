@@ -183,7 +183,7 @@ void Agreement::start_following(bool news) {
   auto* values = host_record_.mutable_data_ptr<int64_t>();
   std::fill_n(values, 2 * kCompared, kNoValue);
   values[kNews] = news;
-  values[kNewRecomputes] = 0;
+  values[kNewRecomputes] = 1;  // its own order is no longer known to be that of all
   send();
 }
 
@@ -304,6 +304,7 @@ std::string Agreement::agree_on_order(
     start(record, [what, order] { return std::string(what) + "\n" + order; });
     check(/*block=*/true);
   }
+  if (host_record_.const_data_ptr<int64_t>()[kNewRecomputes] == 0) return order;
   // Ranks without data had only the order of the program to go by.
   const auto leader = lowest_rank(communicator_, world_.device(), !idle);
   if (!leader || max_of({largest(kHash) != hash}).front() == 0) return order;

@@ -28,6 +28,14 @@ bool is_set(const std::vector<int64_t>& marks, size_t position, Mark mark) {
   return marks[position * kMarks + mark] != 0;
 }
 
+/// Whether the rank made every call, outside any recompute.
+bool is_plain(const std::vector<int64_t>& marks) {
+  for (size_t i = 0; i < marks.size() / kMarks; ++i) {
+    if (!is_set(marks, i, kMade) || is_set(marks, i, kInside)) return false;
+  }
+  return true;
+}
+
 size_t count_calls(const Order& order) {
   return static_cast<size_t>(
       std::count_if(order.begin(), order.end(), [](const Visit& visit) { return visit.enter; }));
@@ -244,16 +252,20 @@ void Runtime::settle_order() {
   auto order = without_recomputes(deviated_ ? trace_ : this->order());
   const auto text = order_text(order);
   const bool first = !confirmed_ && pass_->train;
-  const Agreement::Record record{
+  const auto mine = call_marks(order);
+  Agreement::Record record{
       .kind = first ? Agreement::Kind::order : Agreement::Kind::unforeseen,
       .number = first ? 0 : issued_};
+  record.new_recomputes = !is_plain(mine);
   const bool has_followed = std::exchange(followed_, std::nullopt).has_value();
   order = order_from(agreement_->agree_on_order(
       record,
       first ? "calls its units for the first time" : "calls its units in another order than before",
       text, idle_, has_followed));
   confirmed_ = confirmed_ || first;
-  const auto marks = agreement_->max_of(call_marks(order));
+  // Where no rank has anything to say of its calls, they need not speak.
+  const bool alike = !agreement_->take_new_recomputes();
+  const auto marks = alike ? mine : agreement_->max_of(call_marks(order));
   if (pass_->train) check_recomputes(order, marks);
   order = with_recomputes(std::move(order), marks);
   if (order == this->order()) return;

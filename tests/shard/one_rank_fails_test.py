@@ -124,6 +124,13 @@ class OneRankFails(unittest.TestCase):
     def test_a_rank_that_catches_its_exception_and_leaves_is_named(self):
         self.assert_ends_well_though_rank_1_leaves("gives_up")
 
+    def test_a_rank_that_is_late_has_the_time_of_an_operation_and_is_asked_where_it_is(self):
+        run = Run("reports_late", patience_ms=1500)
+        told = "".join(run.caught(rank)[0] for rank in (0, 2))
+        self.assertIn("[shard.agree] rank 0 tells what it has found in its gradients, and waited for the other ranks", told,
+                      run.text)
+        self.assertRegex(told, r"not done after 1.5 s; no word from rank 1: rank 1 is in no operation; its last, ", run.text)
+
     def test_an_update_that_one_rank_skips_is_named_everywhere(self):
         run = Run("skips_an_update")
         for rank in range(3):
