@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main function of tests that run on several ranks. Rank 0 prints as GoogleTest does, the
-// others only their failures. A test that takes too long is named, and its process ended: later than
-// the library would end an operation, so that the library's error, which says more, comes first.
+// others only their failures. A test that takes too long is named, and its process ended: later
+// than the library would end an operation, so that the library's error, which says more, comes
+// first.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
