@@ -21,6 +21,8 @@ constexpr auto kAnswerTime = std::chrono::milliseconds(1000);
 constexpr size_t kMostAsked = 8;
 /// After a failure all ranks are about to end: time for them to finish the transport together.
 constexpr auto kFinishTime = std::chrono::milliseconds(20'000);
+/// The least time for the other ranks to leave, however short an operation's limit is.
+constexpr auto kLeaveTime = std::chrono::milliseconds(2'000);
 /// How often a thread without operations looks for messages of other ranks.
 constexpr auto kIdlePause = std::chrono::milliseconds(100);
 
@@ -53,7 +55,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, Milliseconds patience)
     : remains_(std::make_unique<Remains>(std::move(transport))),
       transport_(*remains_->transport),
       control_(remains_->control),
-      patience_(patience),
+      patience_(std::max(patience, Milliseconds(kLeaveTime))),
       rank_(transport_.rank()),
       size_(transport_.size()) {
   thread_ = std::thread([this] { run(); });
