@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Saved at 1 to 4 ranks under each strategy, loaded at each other number of ranks under two (--all: under each): bit by
-bit the same: matrix_test.py PROGRAM MPIRUN [--all]"""
+"""Saved at 1 to 4 ranks under each strategy, loaded at each other number of ranks under two (with
+SHERD_TEST_ALL=1 under each): bit by bit the same: matrix_test.py PROGRAM MPIRUN"""
 import os
 import pathlib
 import subprocess
@@ -14,8 +14,8 @@ LIMIT = 250  # seconds; more than the program gives an operation
 
 
 def main():
-    program, mpirun, *options = sys.argv[1:]
-    load = "load_all" if options == ["--all"] else "load"
+    program, mpirun = sys.argv[1:]
+    load = "load_all" if os.environ.get("SHERD_TEST_ALL") == "1" else "load"
     with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as place:
         for what in ("save", load):
             for ranks in (1, 2, 3, 4):

@@ -39,12 +39,12 @@ def run(place, *words, **more):
     return done.stdout
 
 
-def rehearse(sherd, place):
+def rehearse(sherd, place, number):
     """Unit times of one of two, each on a core of its own as in the run: a core alone is faster."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     assert len(cores) == 2, "two cores are needed"
     both = [subprocess.Popen(
-        ["taskset", "-c", str(core), sherd, "rehearse", "run.toml", "--world", "2", "--network", "network.toml", "--times",
+        ["taskset", "-c", str(core), sherd, "rehearse", "run.toml", "--world", "2", "--network", f"network{number}.toml", "--times",
          f"times{i}.json"], cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for i, core in enumerate(cores)]
     for one in both:
@@ -54,8 +54,9 @@ def rehearse(sherd, place):
 
 def compare(sherd, place, number):
     """(what the plan says, what the run took, its parts), in seconds of a step."""
-    rehearse(sherd, place)
-    plan = json.loads(run(place, sherd, "plan", "run.toml", "--world", 2, "--network", "network.toml", "--times", "times0.json",
+    run(place, sherd, "network", "--ranks", 2, "--out", f"network{number}.toml")
+    rehearse(sherd, place, number)
+    plan = json.loads(run(place, sherd, "plan", "run.toml", "--world", 2, "--network", f"network{number}.toml", "--times", "times0.json",
                           "--json"))
     exposed = sum(unit["exposed"] for unit in plan["units"])
     run(place, sherd, "train", "run.toml", "--ranks", 2, "--set", f'train.out="out{number}"')
@@ -72,7 +73,6 @@ def main():
         (place / "run.toml").write_text(RUN)
         (place / "text.txt").write_bytes(bytes((i * i + i // 7) % 251 for i in range(300000)))
         sherd = pathlib.Path(sys.argv[1]).resolve()
-        run(place, sherd, "network", "--ranks", 2, "--out", "network.toml")
         for number in range(REPETITIONS):
             if sum(abs(ratio - 1) <= WITHIN for ratio in ratios) > REPETITIONS // 2:
                 ratios = [ratio for ratio in ratios if abs(ratio - 1) <= WITHIN]
