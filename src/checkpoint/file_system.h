@@ -15,10 +15,10 @@ struct FileSystem {
 };
 FileSystem& file_system();
 
-/// What this process has asked of files since it started, for tests that count it.
+/// File operations of this process since it started; tests read them.
 struct FileCounts {
   std::atomic<int64_t> opens = 0;       ///< for reading
-  std::atomic<int64_t> bytes_read = 0;  ///< that were looked at
+  std::atomic<int64_t> bytes_read = 0;  ///< that the process looked at
 };
 FileCounts& file_counts();
 

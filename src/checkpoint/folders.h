@@ -10,12 +10,12 @@ std::string unfinished_name(const std::string& folder);
 /// The name of the checkpoint that was there, while another takes its place.
 std::string replaced_name(const std::string& folder);
 
-/// Where the checkpoint of that name is: usually there. Where a process ended while one took the
-/// place of another, it is what was complete by then, under the name that it had meanwhile.
+/// Returns the folder that holds the checkpoint of that name: usually `folder` itself. If a process
+/// ended while one checkpoint replaced another, returns the temporary name of a complete one.
 std::string locate_checkpoint(const std::string& folder);
 
-/// Gives a folder a name that no checkpoint has, so that it can be removed bit by bit: the new
-/// name. Throws where it can't be renamed.
+/// Renames a folder so that it is no checkpoint any more and can be removed bit by bit; returns the
+/// new name. Throws if it can't be renamed.
 std::string move_to_trash(const std::string& folder);
 
 /// Removes a folder and everything in it, without following links. What can't be removed stays;

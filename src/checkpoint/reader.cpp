@@ -72,7 +72,7 @@ std::vector<std::string> index_names(const Json& state) {
   return result;
 }
 
-/// Of every file.
+/// Throws if a file of the checkpoint is missing or has another size than state.json says.
 void check_sizes(const std::string& folder, const Json& state) {
   const auto check = [&](const std::string& name, std::optional<int64_t> bytes) {
     std::error_code code;

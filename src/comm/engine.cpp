@@ -211,7 +211,7 @@ void Engine::check_departed(const Active& active) const {
     const auto count = started.find(active.lane);
     const bool joins =
         active.lane != kNoLane && count != started.end() && active.number < count->second;
-    // What it sent before it left may still be on its way.
+    // Messages that it sent before it left may still be on their way.
     const auto now = Operation::Clock::now();
     if (joins || now < heard + kGrace || now < *active.begin + kGrace) continue;
     TORCH_CHECK(
@@ -255,7 +255,7 @@ void Engine::check_control() {
   }
 }
 
-/// Where this rank is, in words.
+/// Describes the operation that this rank is in, or its last one, for error messages.
 std::string Engine::standing() const {
   const auto seconds = [](Time since) {
     return in_seconds(std::chrono::duration_cast<Milliseconds>(Operation::Clock::now() - since));

@@ -58,8 +58,8 @@ class Operation : public Work::State {
 /// The thread polls while something is under way and sleeps when nothing is.
 ///
 /// When an operation fails here, its error goes to all ranks, and everything under way or submitted
-/// later throws it on each of them: the world can't be used any more, but nobody hangs. A rank that
-/// leaves says so, too: operations that it will never join end with an error that names it.
+/// later throws it on each of them: the world can't be used any more, but no rank hangs. A rank
+/// that leaves says so, too: operations that it will never join end with an error that names it.
 class Engine {
  public:
   using Milliseconds = std::chrono::milliseconds;

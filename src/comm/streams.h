@@ -27,7 +27,8 @@ c10::Stream current_stream(c10::Device device);
 class StreamKeeper {
  public:
   virtual ~StreamKeeper() = default;
-  /// What has failed, in words; empty while all is well. The oldest work is open for that long.
+  /// Returns an error message, or an empty text while all is well. `open_for`: the time that the
+  /// oldest unfinished work has taken so far.
   virtual std::string failure(std::chrono::milliseconds open_for) = 0;
   /// Ends what is under way; nothing can be started any more.
   virtual void give_up() = 0;

@@ -22,7 +22,7 @@ namespace sherd {
 struct World::State {
   State() = default;
   ~State() {
-    // What this rank still takes part in is completed first, unless it can't be.
+    // Operations under way are completed before the farewell, unless an exception ended them.
     if (std::uncaught_exceptions() > 0 && farewell) farewell->say();
     for_purpose.clear();
     communicator.reset();
@@ -43,7 +43,8 @@ struct World::State {
 
 namespace {
 
-/// What the process must close before it ends. Never destroyed: exit() may come while statics are.
+/// The worlds that the process must close before it ends. Never destroyed: exit() may run while
+/// static objects are being destroyed.
 struct OpenWorlds {
   std::mutex mutex;
   pid_t process = getpid();
