@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 #include <sched.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <future>
@@ -29,6 +30,11 @@ constexpr auto kIdlePause = std::chrono::milliseconds(100);
 /// Time that an idle thread keeps looking for work, and a waiter for its result, before it sleeps:
 /// longer than the pause between two collectives of a chain, short beside a step.
 constexpr auto kAlert = std::chrono::microseconds(60);
+
+/// The pause between two looks at operations that have not moved for that long. Sleeping, not
+/// yielding: on a busy core Linux takes each yield for a whole time slice given away, so a rank that
+/// yields thousands of times hardly gets to run again.
+constexpr auto kPollPause = std::chrono::microseconds(20);
 
 }  // namespace
 
@@ -100,20 +106,26 @@ Work Engine::submit(int lane, std::shared_ptr<Operation> operation, Milliseconds
 }
 
 void Engine::run() {
+  prctl(PR_SET_TIMERSLACK, 1);  // nanosecond: kPollPause is shorter than the usual slack
   auto asleep = Operation::Clock::now() + kAlert;
   while (true) {
-    if (has_submitted_.load(std::memory_order_acquire) && !take_submitted()) break;
-    if (!lanes_.empty() || !laneless_.empty()) {
-      poll();
+    if (has_submitted_.load(std::memory_order_acquire)) {
+      if (!take_submitted()) break;
       asleep = Operation::Clock::now() + kAlert;
-    } else if (Operation::Clock::now() >= asleep) {
+    }
+    const bool idle = lanes_.empty() && laneless_.empty();
+    if (!idle && poll()) asleep = Operation::Clock::now() + kAlert;
+    if (Operation::Clock::now() < asleep) {
+      sched_yield();  // the peers may need this core to answer
+    } else if (!idle) {
+      std::this_thread::sleep_for(kPollPause);
+    } else {
       std::unique_lock lock(mutex_);
       const bool woken =
           submitted_changed_.wait_for(lock, kIdlePause, [&] { return has_submitted_.load(); });
       lock.unlock();
       if (!woken && failure_.empty()) check_control();
     }
-    sched_yield();  // a rank that polls must not keep its peers from the core
   }
   say_goodbye();
   if (!failure_.empty()) finish_after_failure();
@@ -140,16 +152,22 @@ bool Engine::take_submitted() {
   return !(stopping_ && lanes_.empty() && laneless_.empty());
 }
 
-void Engine::poll() {
+/// Advances all operations; true when one is done or nothing can go on.
+bool Engine::poll() {
+  bool moved = false;
+  const auto finished = [&](Active& active) {
+    const bool done = failure_.empty() && step(active);
+    moved |= done;
+    return done;
+  };
   if (failure_.empty()) check_control();
-  if (!failure_.empty()) return fail_all(failure_);
-  for (auto lane = lanes_.begin(); lane != lanes_.end();) {
-    if (step(lane->second.front())) lane->second.pop_front();
-    if (!failure_.empty()) return fail_all(failure_);
+  for (auto lane = lanes_.begin(); failure_.empty() && lane != lanes_.end();) {
+    if (finished(lane->second.front())) lane->second.pop_front();
     lane = lane->second.empty() ? lanes_.erase(lane) : std::next(lane);
   }
-  std::erase_if(laneless_, [&](Active& active) { return failure_.empty() && step(active); });
+  std::erase_if(laneless_, finished);
   if (!failure_.empty()) fail_all(failure_);
+  return moved || !failure_.empty();
 }
 
 /// Advances one operation; true when it is done.
@@ -294,7 +312,9 @@ void Engine::fail(const std::string& what) {
 void Engine::flush_control(Milliseconds limit) {
   const auto deadline = Operation::Clock::now() + limit;
   try {
-    while (!control_.is_flushed() && Operation::Clock::now() < deadline) sched_yield();
+    while (!control_.is_flushed() && Operation::Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPollPause);
+    }
   } catch (const std::exception&) {
     // As above.
   }

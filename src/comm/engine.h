@@ -116,7 +116,7 @@ class Engine {
 
   void run();
   bool take_submitted();
-  void poll();
+  bool poll();
   bool step(Active& active);
   void check_time(Active& active);
   void check_departed(const Active& active) const;
