@@ -37,11 +37,11 @@ void Farewell::say() noexcept {
   }
 }
 
-std::string Farewell::heard(const std::vector<int64_t>& ranks) {
+std::string Farewell::heard(const std::vector<int64_t>& ranks, bool now) {
   std::lock_guard lock(mutex_);
-  const auto now = std::chrono::steady_clock::now();
-  if (now >= asked_ + pause_) {
-    asked_ = now;
+  const auto time = std::chrono::steady_clock::now();
+  if (now || time >= asked_ + pause_) {
+    asked_ = time;
     ask();
   }
   for (const int64_t rank : ranks) {

@@ -28,9 +28,10 @@ class Farewell {
   /// Leaves word that this rank starts no more operations, and whether an exception is ending it;
   /// once. Does not throw.
   void say() noexcept;
-  /// Returns why one of the given ranks takes no part any more, as far as the store has been asked;
-  /// empty if all do. A store that no longer answers went with the rank that served it.
-  std::string heard(const std::vector<int64_t>& ranks);
+  /// Returns why one of the given ranks takes no part any more, as far as the store has been asked
+  /// (with `now`, it is asked whatever the pause); empty if all do. A store that no longer answers
+  /// went with the rank that served it.
+  std::string heard(const std::vector<int64_t>& ranks, bool now = false);
 
  private:
   void ask();

@@ -43,7 +43,10 @@ std::string GroupKeeper::failure(std::chrono::milliseconds open_for) {
     const bool asks = peers_.farewell && open_for > Farewell::kPause;
     return asks ? peers_.farewell->heard(peers_.ranks) : "";
   }
-  return c10::str(ncclGetErrorString(state), " (", ncclGetLastError(comm), ")");
+  const auto text = c10::str(ncclGetErrorString(state), " (", ncclGetLastError(comm), ")");
+  // NCCL sees a connection break; the peer may have said why.
+  const auto farewell = peers_.farewell ? peers_.farewell->heard(peers_.ranks, /*now=*/true) : "";
+  return farewell.empty() ? text : c10::str(farewell, "; NCCL says: ", text);
 }
 
 void GroupKeeper::give_up() {

@@ -70,6 +70,8 @@ UnitCall Runtime::replay(Unit& unit) {
     if (phase_ == Phase::backward) finish_backward();
     begin_backward(call.pass_, /*idle=*/false);
   }
+  // Threads number their nodes each on their own, and this one may not be the forward's.
+  pass_->note_first_node(call.position_);
   if (const auto copy = pass_->copies.find(call.position_); copy != pass_->copies.end()) {
     show({&unit, kNone, copy->second, /*unforeseen=*/true});
     unit.phase = Unit::Phase::backward;
@@ -79,7 +81,6 @@ UnitCall Runtime::replay(Unit& unit) {
   const auto position = static_cast<size_t>(pass_->place(call.position_));
   const int32_t again = section_->recomputed[position];
   run_backward(again == kNone ? section_->entered[position] : again);
-  pass_->note_first_node(call.position_);
   record_call(call);
   return call;
 }
