@@ -80,6 +80,8 @@ int start_local_ranks(int64_t ranks, char** arguments) {
   }
   // To start ranks of this machine alone Open MPI needs no ssh, but it asks for one unless told so.
   if (std::system("command -v ssh > /dev/null") != 0) setenv("OMPI_MCA_plm", "isolated", 0);
+  // Nor does it need fabrics between machines, for which it looks for a second.
+  setenv("OMPI_MCA_btl", "^ofi", 0);
   // The ranks write to a pipe of mpirun's; who started them may have a terminal.
   setenv("SHERD_TERMINAL", std::to_string(terminal_columns()).c_str(), 0);
   std::vector<char> self(4096);

@@ -7,8 +7,15 @@
 
 #include <cstdlib>
 #include <exception>
+#include <thread>
 
 namespace sherd {
+namespace {
+
+/// For the word of a peer whose connection broke.
+constexpr auto kPeersWordTime = std::chrono::seconds(3);
+
+}  // namespace
 
 void calm_watchers() {
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
@@ -44,8 +51,13 @@ std::string GroupKeeper::failure(std::chrono::milliseconds open_for) {
     return asks ? peers_.farewell->heard(peers_.ranks) : "";
   }
   const auto text = c10::str(ncclGetErrorString(state), " (", ncclGetLastError(comm), ")");
-  // NCCL sees a connection break; the peer may have said why.
-  const auto farewell = peers_.farewell ? peers_.farewell->heard(peers_.ranks, /*now=*/true) : "";
+  // NCCL sees a connection break. A peer that leaves closes its groups first and says why then.
+  std::string farewell;
+  const auto until = std::chrono::steady_clock::now() + kPeersWordTime;
+  while (peers_.farewell && farewell.empty() && std::chrono::steady_clock::now() < until) {
+    farewell = peers_.farewell->heard(peers_.ranks, /*now=*/true);
+    if (farewell.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
   return farewell.empty() ? text : c10::str(farewell, "; NCCL says: ", text);
 }
 

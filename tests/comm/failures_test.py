@@ -4,12 +4,15 @@
 
 failures_test.py RUN_RANKS MPIRUN RANK_PROGRAM [nccl]
 """
-import concurrent.futures
 import os
+import pathlib
 import subprocess
 import sys
 import time
 import unittest
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "ranks"))
+import side_by_side
 
 RUN_RANKS, MPIRUN, PROGRAM = sys.argv[1:4]
 
@@ -121,16 +124,6 @@ class Failures(unittest.TestCase):
         self.assertIn("the launcher says rank 1 of 2, the MPI library says rank 0 of 1", done.stderr)
 
 
-def run_alone(test):
-    result = unittest.TestResult()
-    begin = time.monotonic()
-    test.run(result)
-    for _, said in result.failures + result.errors:
-        print(said, file=sys.stderr)
-    print(f"{test.id().split('.')[-1]}: {'ok' if result.wasSuccessful() else 'FAILED'}, {time.monotonic() - begin:.1f} s", flush=True)
-    return result.wasSuccessful()
-
-
 class NcclFailures(unittest.TestCase):
     def test_a_rank_that_leaves_is_named_within_seconds(self):
         run = Run("leave", ranks=2, environment={"SHERD_TEST_BACKEND": "nccl"})
@@ -140,10 +133,4 @@ class NcclFailures(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    chosen = NcclFailures if sys.argv[4:] == ["nccl"] else Failures
-    tests = list(unittest.defaultTestLoader.loadTestsFromTestCase(chosen))
-    # Side by side: they wait, most of the time. The one that waits longest comes first.
-    tests.sort(key=lambda test: "long_after" not in test.id())
-    with concurrent.futures.ThreadPoolExecutor(3) as three:
-        good = list(three.map(run_alone, tests))
-    sys.exit(0 if good and all(good) else 1)
+    side_by_side.main(NcclFailures if sys.argv[4:] == ["nccl"] else Failures, first="long_after")

@@ -11,6 +11,8 @@ fi
 if ! command -v ssh > /dev/null; then
   export OMPI_MCA_plm=isolated
 fi
+# Nor does it need fabrics between machines, for which it looks for a second.
+export OMPI_MCA_btl=${OMPI_MCA_btl:-^ofi}
 # Several NCCL ranks share a GPU only if each calls itself another host; CPU ranks don't mind.
 exec "$mpirun" -n "$ranks" --oversubscribe --bind-to none --tag-output \
   bash -c 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"' rank "$@"
