@@ -32,8 +32,8 @@ constexpr auto kIdlePause = std::chrono::milliseconds(100);
 constexpr auto kAlert = std::chrono::microseconds(60);
 
 /// The pause between two looks at operations that have not moved for that long. Sleeping, not
-/// yielding: on a busy core Linux takes each yield for a whole time slice given away, so a rank that
-/// yields thousands of times hardly gets to run again.
+/// yielding: on a busy core Linux takes each yield for a whole time slice given away, so a rank
+/// that yields thousands of times hardly gets to run again.
 constexpr auto kPollPause = std::chrono::microseconds(20);
 
 }  // namespace
