@@ -37,7 +37,7 @@ std::shared_ptr<Communicator> nccl_communicator(
     int64_t size,
     c10::Device device,
     const WorldOptions& options,
-    std::shared_ptr<Farewell> farewell);
+    const std::shared_ptr<Farewell>& farewell);
 std::shared_ptr<Communicator> nccl_communicator(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     c10::Device device,

@@ -55,7 +55,8 @@ class Operation : public Work::State {
 ///
 /// Operations of one lane (a communicator) run one after another; lanes run side by side, and so
 /// does what is submitted without a lane (sends and receives, which would block each other in one).
-/// The thread polls while something is under way and sleeps when nothing is.
+/// The thread polls while something is under way, with short sleeps while nothing moves, and sleeps
+/// when there is nothing.
 ///
 /// When an operation fails here, its error goes to all ranks, and everything under way or submitted
 /// later throws it on each of them: the world can't be used any more, but no rank hangs. A rank

@@ -65,6 +65,8 @@ class NcclCommunicator final : public Communicator, public HasWindows {
         token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
 
   ~NcclCommunicator() override {
+    // The peers hear that this rank leaves before they see its connections break.
+    if (peers_.are_world && std::uncaught_exceptions() == 0) finish_and_say_farewell();
     // While the watch limits the wait. An abort ends windows, too; a borrowed group lives on.
     if (borrowed_ || std::uncaught_exceptions() == 0) windows_->close();
     watch_->stop();
@@ -87,6 +89,15 @@ class NcclCommunicator final : public Communicator, public HasWindows {
   const std::shared_ptr<Windows>& windows() const override { return windows_; }
 
  private:
+  void finish_and_say_farewell() noexcept {
+    try {
+      watch_->wait_until_idle(kClosing);
+      peers_.farewell->say();
+    } catch (const std::exception&) {
+      // A device that reports errors: the peers will see the connections break.
+    }
+  }
+
   /// Calls `issue` with the operation's stream as the current one; NCCL then runs on that stream
   /// itself.
   template <class Issue>
@@ -220,7 +231,7 @@ class NcclCommunicator final : public Communicator, public HasWindows {
     auto made = group_->split(store, members, group_options(options_, child.name));
     auto group = c10::dynamic_intrusive_pointer_cast<NcclGroup>(made);
     TORCH_CHECK(group.defined(), scope("split"), "c10d returned no group for '", child.name, "'");
-    GroupPeers peers{peers_.farewell, {}};
+    GroupPeers peers{.farewell = peers_.farewell};
     for (const int64_t member : ranks) {
       peers.ranks.push_back(peers_.ranks[static_cast<size_t>(member)]);
     }
@@ -312,7 +323,7 @@ std::shared_ptr<Communicator> nccl_communicator(
     int64_t size,
     c10::Device device,
     const WorldOptions& options,
-    std::shared_ptr<Farewell> farewell) {
+    const std::shared_ptr<Farewell>& farewell) {
   calm_watchers();
   const c10::cuda::CUDAGuard guard(device);
   auto prefixed = c10::make_intrusive<c10d::PrefixStore>("sherd/nccl", store);
@@ -322,7 +333,8 @@ std::shared_ptr<Communicator> nccl_communicator(
   group->eagerConnectSingleDevice(device);  // splitting needs a live communicator
   return std::make_shared<NcclCommunicator>(
       std::move(group), prefixed, device, options, Communicator::Identity{"world", "world", rank},
-      GroupPeers{std::move(farewell), ranks_below(size)});
+      GroupPeers{
+          .farewell = farewell, .ranks = ranks_below(size), .are_world = farewell != nullptr});
 }
 
 std::shared_ptr<Communicator> nccl_communicator(
@@ -337,7 +349,7 @@ std::shared_ptr<Communicator> nccl_communicator(
   const int64_t size = nccl->getSize();
   return std::make_shared<NcclCommunicator>(
       std::move(nccl), group->getStore(), device, options, std::move(identity),
-      GroupPeers{nullptr, ranks_below(size)}, /*borrowed=*/true);
+      GroupPeers{.ranks = ranks_below(size)}, /*borrowed=*/true);
 }
 
 int64_t gpu_count() {

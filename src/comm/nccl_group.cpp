@@ -20,6 +20,8 @@ constexpr auto kPeersWordTime = std::chrono::seconds(3);
 void calm_watchers() {
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  // After a peer's failure it would sleep for a minute, while its records are written.
+  setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
   // Peers connect when a communicator is made, not in its first collective: that call would block
   // the host, with no limit, if a rank stayed away.
   setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
@@ -51,7 +53,7 @@ std::string GroupKeeper::failure(std::chrono::milliseconds open_for) {
     return asks ? peers_.farewell->heard(peers_.ranks) : "";
   }
   const auto text = c10::str(ncclGetErrorString(state), " (", ncclGetLastError(comm), ")");
-  // NCCL sees a connection break. A peer that leaves closes its groups first and says why then.
+  // NCCL sees a connection break; the peer may be about to say why.
   std::string farewell;
   const auto until = std::chrono::steady_clock::now() + kPeersWordTime;
   while (peers_.farewell && farewell.empty() && std::chrono::steady_clock::now() < until) {

@@ -28,8 +28,9 @@ c10::intrusive_ptr<NcclGroup::Options> group_options(
 
 /// The ranks of a group, of the world, and how they say that they leave (null: they don't).
 struct GroupPeers {
-  std::shared_ptr<Farewell> farewell;
-  std::vector<int64_t> ranks;
+  std::shared_ptr<Farewell> farewell{};
+  std::vector<int64_t> ranks{};
+  bool are_world = false;  // who closes this group leaves
 };
 
 /// Asks NCCL for a group's errors, and the peers for their farewells, and aborts it.

@@ -20,7 +20,7 @@ std::shared_ptr<Communicator> nccl_communicator(
     int64_t,
     c10::Device,
     const WorldOptions&,
-    std::shared_ptr<Farewell>) {
+    const std::shared_ptr<Farewell>&) {
   refuse();
 }
 

@@ -6,7 +6,7 @@
 namespace sherd {
 namespace {
 
-[[noreturn]] void refuse() {
+[[noreturn]] void refuse_windows() {
   TORCH_CHECK_VALUE(
       false,
       "[comm.symmetric] symmetric memory is NCCL's, and this build of Sherd has no CUDA: put nvcc "
@@ -16,11 +16,11 @@ namespace {
 }  // namespace
 
 at::Tensor symmetric_memory(int64_t, c10::Device) {
-  refuse();
+  refuse_windows();
 }
 
 std::unique_ptr<Window> register_window(Communicator&, const at::Tensor&) {
-  refuse();
+  refuse_windows();
 }
 
 std::string symmetric_text(Communicator&) {

@@ -157,10 +157,25 @@ void StreamWatch::run() {
   }
 }
 
+void StreamWatch::forget_finished() {
+  while (!open_.empty() && open_.front()->end->query()) open_.pop_front();
+}
+
+void StreamWatch::wait_until_idle(std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  std::unique_lock lock(mutex_);
+  for (forget_finished(); !open_.empty() && !failed_; forget_finished()) {
+    if (std::chrono::steady_clock::now() > deadline) return;
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+}
+
 /// Forgets what is done; notes what is wrong.
 void StreamWatch::look() {
   try {
-    while (!open_.empty() && open_.front()->end->query()) open_.pop_front();
+    forget_finished();
     if (open_.empty()) return;
     const auto& oldest = *open_.front();
     const auto open_for = std::chrono::duration_cast<std::chrono::milliseconds>(

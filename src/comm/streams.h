@@ -45,6 +45,8 @@ class StreamWatch {
   StreamWatch(const StreamWatch&) = delete;
   StreamWatch& operator=(const StreamWatch&) = delete;
 
+  /// Waits for what is under way, for this long at most.
+  void wait_until_idle(std::chrono::milliseconds limit);
   /// Before the keeper closes what it keeps.
   void stop();
   /// Throws the error, if there is one.
@@ -57,6 +59,7 @@ class StreamWatch {
   void add(std::shared_ptr<Entry> entry);
   void run();
   void look();
+  void forget_finished();
 
   std::shared_ptr<StreamKeeper> keeper_;
   mutable std::mutex mutex_;

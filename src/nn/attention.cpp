@@ -57,6 +57,12 @@ bool suits_cudnn(const at::Tensor& packed, const AttentionShape& shape) {
   return narrow && shape.head_dim % 8 == 0 && shape.head_dim <= 128;
 }
 
+/// Whether cuDNN runs it on the device that is meant.
+bool runs_by_cudnn(const at::Tensor& packed, const AttentionShape& shape) {
+  const bool on_gpu = packed.is_meta() ? needs_device_tables(packed.device()) : packed.is_cuda();
+  return on_gpu && suits_cudnn(packed, shape);
+}
+
 /// Products on packed memory by cuDNN; on the meta device, what they allocate.
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(
@@ -80,12 +86,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
       seed = std::get<6>(results);
       offset = std::get<7>(results);
     }
-    variable_list saved{packed, out_BHSd, sums, seed, offset, rotary.cosine, rotary.sine};
-    if (packed.is_meta() && !(suits_cudnn(packed, shape) && needs_device_tables(packed.device()))) {
-      saved.push_back(at::empty_like(query));  // elsewhere what is turned is kept beside the rest
-      saved.push_back(at::empty_like(key));
-    }
-    context->save_for_backward(saved);
+    context->save_for_backward({packed, out_BHSd, sums, seed, offset, rotary.cosine, rotary.sine});
     context->saved_data["heads"] = shape.heads;
     context->saved_data["kv_heads"] = shape.kv_heads;
     context->saved_data["head_dim"] = shape.head_dim;
@@ -119,6 +120,30 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
         -1);
     turn(whole, shape, {saved[5], saved[6]}, /*back=*/true);
     return {whole, at::Tensor(), at::Tensor()};
+  }
+};
+
+/// On the meta device: what torch's own attention allocates and keeps.
+struct MetaAttention : torch::autograd::Function<MetaAttention> {
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& query_BHSd,
+      const at::Tensor& key_BKSd,
+      const at::Tensor& value_BKSd) {
+    const auto [B, H, S] = std::tuple(query_BHSd.size(0), query_BHSd.size(1), query_BHSd.size(2));
+    const auto query_BSHd = query_BHSd.transpose(1, 2);
+    const auto out_BHSd = empty_heads(query_BSHd, H, query_BHSd.size(3));
+    const auto sums = at::empty({B, S, H}, query_BHSd.options().dtype(at::kFloat));
+    context->save_for_backward({query_BHSd, key_BKSd, value_BKSd, out_BHSd, sums});
+    return out_BHSd;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list /*gradients*/) {
+    const auto saved = context->get_saved_variables();
+    const auto like = [&](size_t i) {
+      return empty_heads(saved[i].transpose(1, 2), saved[i].size(1), saved[i].size(3));
+    };
+    return {like(0), like(1), like(2)};
   }
 };
 
@@ -157,12 +182,15 @@ void check(const at::Tensor& packed, const AttentionShape& shape, const RotaryTa
 at::Tensor attention(
     const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary) {
   check(packed, shape, rotary);
-  if (packed.is_meta() || (packed.is_cuda() && suits_cudnn(packed, shape)))
-    return AttentionFunction::apply(packed, shape, rotary);
+  if (runs_by_cudnn(packed, shape)) return AttentionFunction::apply(packed, shape, rotary);
   const auto [query, key, value] = views_of(packed, shape);
-  const auto mixed_BHSd = at::scaled_dot_product_attention(
-      turned(query, rotary), turned(key, rotary), value, {}, /*dropout_p=*/0, shape.causal,
-      /*scale=*/std::nullopt, /*enable_gqa=*/shape.kv_heads != shape.heads);
+  const auto turned_query = turned(query, rotary);
+  const auto turned_key = turned(key, rotary);
+  const auto mixed_BHSd =
+      packed.is_meta() ? MetaAttention::apply(turned_query, turned_key, value)
+                       : at::scaled_dot_product_attention(
+                             turned_query, turned_key, value, {}, /*dropout_p=*/0, shape.causal,
+                             /*scale=*/std::nullopt, /*enable_gqa=*/shape.kv_heads != shape.heads);
   return mixed_BHSd.transpose(1, 2).flatten(2);
 }
 

@@ -26,14 +26,15 @@ c10::Device test_device() {
   return c10::Device(name == nullptr ? "cpu" : name);
 }
 
-/// Something that takes longer than a collective, and that the device can't run while it copies.
+/// Something that takes longer than a collective (on an H200 15 ms), and that the device can't run
+/// while it copies.
 void compute(const c10::Device& device) {
   const torch::NoGradGuard no_grad;
   if (!device.is_cuda()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(12));
     return;
   }
-  static const auto matrix = torch::ones({6144, 6144}, torch::TensorOptions(device));
+  static const auto matrix = torch::ones({7168, 7168}, torch::TensorOptions(device));
   torch::mm(matrix, matrix);
 }
 

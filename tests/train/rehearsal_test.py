@@ -12,10 +12,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 REPETITIONS = 5
 WITHIN = 0.2
+SKIPPED_CODE = 77  # as the test's properties say
 SKIPPED = 3  # steps in which memory is touched for the first time
 RUN = """[model]
 dim = 512
@@ -66,7 +68,28 @@ def compare(sherd, place, number):
     return plan["timeline"]["seconds"], statistics.median(steps), exposed
 
 
+def share_of_core(core):
+    """How much of a core this process gets when it asks for all of it."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [core])
+    begin, used = time.monotonic(), time.process_time()
+    while time.monotonic() - begin < 0.3:
+        pass
+    share = (time.process_time() - used) / (time.monotonic() - begin)
+    os.sched_setaffinity(0, before)
+    return share
+
+
+def check_quiet():
+    """Where others compute, a step takes as long as they let it, and there is nothing to predict."""
+    least = min(map(share_of_core, sorted(os.sched_getaffinity(0))[:2]))
+    if least < 0.9:
+        print(f"skipped: the machine is busy; a core gives {least:.0%} of itself")
+        sys.exit(SKIPPED_CODE)
+
+
 def main():
+    check_quiet()
     ratios = []
     with tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
@@ -83,6 +106,8 @@ def main():
                   f"real {real * 1e3:.0f} ms: {ratios[-1]:.3f}", flush=True)
             assert 0.05 < real < 2, "a step this short or long says little: change the model"
     middle = statistics.median(ratios)
+    if abs(middle - 1) > WITHIN:
+        check_quiet()  # it may have become busy
     assert abs(middle - 1) <= WITHIN, f"the median of {ratios} is {middle:.3f}"
     print(f"predicted / real: {middle:.3f}, the median of {len(ratios)}")
 

@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 constexpr std::uintmax_t kLargest = 16 << 20;  // bytes of a JSON file
+constexpr int kDeepest = 32;                   // levels of JSON
 
 Json read_json(const fs::path& path) {
   std::error_code code;
@@ -33,8 +34,17 @@ Json read_json(const fs::path& path) {
       size <= kLargest, "[model.from] ", path.string(), " has ", size,
       " bytes: that is no such file");
   const MappedFile file(path.string());
+  // What is nested without end can be read, but not copied.
+  bool deep = false;
+  const auto watch = [&](int depth, Json::parse_event_t, Json&) {
+    deep = deep || depth > kDeepest;
+    return !deep;
+  };
   try {
-    auto json = Json::parse(file.data(), file.data() + file.size());
+    auto json = Json::parse(file.data(), file.data() + file.size(), watch);
+    TORCH_CHECK_VALUE(
+        !deep, "[model.from] ", path.string(), " is nested more than ", kDeepest,
+        " levels deep: that is no such file");
     TORCH_CHECK_VALUE(json.is_object(), "[model.from] ", path.string(), " is no JSON object");
     return json;
   } catch (const Json::exception& error) {
