@@ -88,8 +88,10 @@ class FailurePrinter : public ::testing::EmptyTestEventListener {
   explicit FailurePrinter(int64_t rank) : rank_(rank) {}
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    std::cerr << "rank " << rank_ << ": " << result.file_name() << ":" << result.line_number()
-              << ": " << result.message() << std::endl;
+    // Of an exception there is no file, and a stream that is given none falls silent.
+    const char* file = result.file_name() == nullptr ? "exception" : result.file_name();
+    std::cerr << "rank " << rank_ << ": " << file << ":" << result.line_number() << ": "
+              << result.message() << std::endl;
   }
   void OnTestEnd(const ::testing::TestInfo& info) override {
     if (info.result()->Failed()) {
