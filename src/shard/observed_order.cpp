@@ -263,7 +263,7 @@ void Runtime::settle_order() {
       first ? "calls its units for the first time" : "calls its units in another order than before",
       text, idle_, has_followed));
   confirmed_ = confirmed_ || first;
-  // Where no rank has anything to say of its calls, they need not speak.
+  // If every rank made all calls outside recomputes, their marks are equal: no exchange is needed.
   const bool alike = !agreement_->take_new_recomputes();
   const auto marks = alike ? mine : agreement_->max_of(call_marks(order));
   if (pass_->train) check_recomputes(order, marks);

@@ -64,7 +64,8 @@ void add_tokenizer(const fs::path& path, Files& files) {
 
 Json parsed(const Files& files, const char* name) {
   const auto found = files.find(name);
-  // What is nested without end can be read, but not copied; nothing that counts is.
+  // The JSON library copies values recursively: thousands of levels would overflow the stack. What
+  // is read here is never nested that deep.
   const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth < 32; };
   auto json = found == files.end() ? Json() : Json::parse(found->second, shallow, false);
   return json.is_object() ? json : Json::object();

@@ -88,7 +88,8 @@ class FailurePrinter : public ::testing::EmptyTestEventListener {
   explicit FailurePrinter(int64_t rank) : rank_(rank) {}
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    // Of an exception there is no file, and a stream that is given none falls silent.
+    // The file name of an exception is null, and printing a null pointer ends all output of a
+    // stream.
     const char* file = result.file_name() == nullptr ? "exception" : result.file_name();
     std::cerr << "rank " << rank_ << ": " << file << ":" << result.line_number() << ": "
               << result.message() << std::endl;

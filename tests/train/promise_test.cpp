@@ -107,7 +107,8 @@ struct Activations {
   int64_t peak = 0;
 };
 
-/// Of the first micro-batch, on CPU, beyond what was there before; its tokens are part of the peak.
+/// Measures the first micro-batch on CPU. The peak counts what it takes beyond the memory in use
+/// before it, its tokens included.
 Activations activations_of(
     LanguageModel& model, const AdamW& optimizer, const Configuration& configuration) {
   const auto numbers = at::TensorOptions().dtype(at::kLong);
@@ -135,6 +136,8 @@ TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
         rehearse_on_meta(configuration, world.size(), world.device().type(), world.rank());
     const auto model = model_of(configuration, mesh_of(configuration.shard, world));
     AdamW optimizer(*model, optimizer_of(configuration, *model));
+    EXPECT_GT(planned.kept.back(), 0) << "of the root: of all units";
+    EXPECT_GE(planned.activations, planned.kept.back());
     const bool on_cpu = world.device().is_cpu();
     if (on_cpu) {
       const auto activations = activations_of(*model, optimizer, configuration);

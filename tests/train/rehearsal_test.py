@@ -12,7 +12,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "ranks"))
+import busy
 
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 REPETITIONS = 5
@@ -68,21 +70,9 @@ def compare(sherd, place, number):
     return plan["timeline"]["seconds"], statistics.median(steps), exposed
 
 
-def share_of_core(core):
-    """How much of a core this process gets when it asks for all of it."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, [core])
-    begin, used = time.monotonic(), time.process_time()
-    while time.monotonic() - begin < 0.3:
-        pass
-    share = (time.process_time() - used) / (time.monotonic() - begin)
-    os.sched_setaffinity(0, before)
-    return share
-
-
 def check_quiet():
     """Where others compute, a step takes as long as they let it, and there is nothing to predict."""
-    least = min(map(share_of_core, sorted(os.sched_getaffinity(0))[:2]))
+    least = busy.least_share()
     if least < 0.9:
         print(f"skipped: the machine is busy; a core gives {least:.0%} of itself")
         sys.exit(SKIPPED_CODE)

@@ -34,7 +34,7 @@ Json read_json(const fs::path& path) {
       size <= kLargest, "[model.from] ", path.string(), " has ", size,
       " bytes: that is no such file");
   const MappedFile file(path.string());
-  // What is nested without end can be read, but not copied.
+  // The JSON library copies values recursively: thousands of levels would overflow the stack.
   bool deep = false;
   const auto watch = [&](int depth, Json::parse_event_t, Json&) {
     deep = deep || depth > kDeepest;
