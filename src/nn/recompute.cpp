@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+
 #include "shard/autocast_state.h"
 #include "shard/parameter_node.h"
 #include "shard/random_state.h"
@@ -63,8 +65,8 @@ bool is_partial_backward() {
 }
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  // The first input is a leaf of no use but one: with it the outputs have a backward even where no
-  // input needs a gradient (tokens into an embedding).
+  // The first input is an empty leaf (see leaf_for): with it the outputs have a backward even where
+  // no input needs a gradient (tokens into an embedding).
   static variable_list forward(
       AutogradContext* context, const c10::intrusive_ptr<Recipe>& recipe, at::TensorList given) {
     const variable_list inputs(given.begin() + 1, given.end());
@@ -137,6 +139,17 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 };
 
+/// Returns an empty leaf on the inputs' GPU, or on the CPU if no input is on a GPU. At the end of a
+/// backward, autograd makes the caller's stream wait for the streams of the graph's leaves and runs
+/// final callbacks on it. For a graph without a leaf on the GPU it does neither.
+at::Tensor leaf_for(const variable_list& inputs) {
+  const auto on_gpu = std::find_if(inputs.begin(), inputs.end(), [](const at::Tensor& input) {
+    return input.defined() && input.is_cuda();
+  });
+  const auto device = on_gpu == inputs.end() ? c10::Device(c10::kCPU) : on_gpu->device();
+  return at::empty({0}, at::TensorOptions().device(device)).set_requires_grad(true);
+}
+
 }  // namespace
 
 bool recomputing() {
@@ -149,7 +162,7 @@ std::vector<at::Tensor> recompute_all(
   if (!c10::GradMode::is_enabled()) return function(inputs);
   const auto recipe = c10::make_intrusive<Recipe>();
   recipe->function = function;
-  variable_list all{at::empty({0}).set_requires_grad(true)};
+  variable_list all{leaf_for(inputs)};
   all.insert(all.end(), inputs.begin(), inputs.end());
   return Recompute::apply(recipe, at::TensorList(all));
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward: from the gradients that arrive at a unit's outputs to the program's instructions.
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -21,10 +22,16 @@ constexpr std::chrono::seconds kLetGo{10};
 }  // namespace
 
 /// Called by autograd at the end of a backward, or destroyed without when the backward failed.
+///
+/// It runs on the stream on which the backward began. When autograd calls it, another stream may be
+/// current: that of backward()'s caller or, if no leaf of the graph is on the GPU, the default
+/// stream of an autograd thread. That stream then waits for the backward's end.
 class Runtime::BackwardEnd {
  public:
   BackwardEnd(std::weak_ptr<Runtime> runtime, std::shared_ptr<Backward> backward)
-      : runtime_(std::move(runtime)), backward_(std::move(backward)) {}
+      : runtime_(std::move(runtime)),
+        backward_(std::move(backward)),
+        stream_(runtime_.lock()->lanes_->compute()) {}
   ~BackwardEnd() {
     if (const auto runtime = runtime_.lock()) runtime->fail(*backward_);
   }
@@ -33,12 +40,18 @@ class Runtime::BackwardEnd {
 
   void operator()() {
     const auto runtime = runtime_.lock();
-    if (runtime && !backward_->over) runtime->finish_backward();
+    if (!runtime || backward_->over) return;
+    {
+      const c10::OptionalStreamGuard guard(stream_);
+      runtime->finish_backward();
+    }
+    if (stream_) runtime->lanes_->wait_for(*stream_);
   }
 
  private:
   std::weak_ptr<Runtime> runtime_;
   std::shared_ptr<Backward> backward_;
+  std::optional<c10::Stream> stream_;  // on a GPU
 };
 
 void Runtime::fail(Backward& backward) noexcept {

@@ -185,6 +185,18 @@ void Lanes::join(Stream stream) {
   now.block(streams_[static_cast<size_t>(stream)]);
 }
 
+std::optional<c10::Stream> Lanes::compute() const {
+  if (on_cpu_) return std::nullopt;
+  return current();
+}
+
+void Lanes::wait_for(c10::Stream stream) {
+  if (stream == current()) return;
+  c10::Event end(device_.type());
+  end.record(stream);
+  end.block(current());
+}
+
 void Lanes::fork() {
   std::fill(recorded_.begin(), recorded_.end(), false);
   for (const Stream stream : {Stream::gather, Stream::reduce, Stream::outer}) join(stream);

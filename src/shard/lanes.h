@@ -62,6 +62,10 @@ class Lanes {
   void signal(int32_t event);
   /// What the stream is given next comes after all that compute has been given.
   void join(Stream stream);
+  /// CUDA: the stream that is `compute` now.
+  std::optional<c10::Stream> compute() const;
+  /// CUDA: what compute is given next comes after all that this stream has been given.
+  void wait_for(c10::Stream stream);
   /// CUDA: all streams come from the current one, and no event has been signalled; and back. Round
   /// what is captured in a graph.
   void fork();

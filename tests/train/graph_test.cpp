@@ -3,10 +3,18 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/linear.h>
 
+#include <chrono>
+#include <thread>
+
+#include "kernels/occupy.h"
 #include "ranks/rank_world.h"
 #include "shard/lanes.h"
+#include "shard/registry.h"
+#include "shard/runtime.h"
 #include "sherd/nn/recompute.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
@@ -130,9 +138,10 @@ struct DropImpl : torch::nn::Module {
 };
 SHERD_MODULE(Drop);
 
-/// A model with random numbers, its optimizer and its step.
-struct DropRun {
-  DropRun() {
+/// A model, its optimizer and its step.
+template <class Model>
+struct RunOf {
+  RunOf() {
     model->to(test_world().device());
     fully_shard(model, {.mesh = Mesh(test_world(), {{"dp", test_world().size()}})});
     optimizer.emplace(model);
@@ -151,14 +160,20 @@ struct DropRun {
     for (const auto& one : parameters(model)) result.push_back(one.clone());
     return result;
   }
-  static Drop equal_model() {
+  static Model equal_model() {
     torch::manual_seed(5);
     return {};
   }
-  Drop model = equal_model();
+  Model model = equal_model();
   std::optional<AdamW> optimizer;
   std::optional<StepGraph> graph;
 };
+using DropRun = RunOf<Drop>;
+
+void expect_equal(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], other[i])) << i;
+}
 
 std::string error_of(const std::function<void()>& run) {
   try {
@@ -176,9 +191,71 @@ TEST_F(GraphTest, RandomNumbersInARecomputeAreThoseOfTheForward) {
   for (int i = 0; i < 2; ++i) graphed.step_on_stream();
   graphed.graph->capture([&] { graphed.step(); });
   for (int i = 2; i < 8; ++i) graphed.graph->replay();
-  const auto one = plain.weights(), other = graphed.weights();
-  ASSERT_EQ(one.size(), other.size());
-  for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], other[i])) << i;
+  expect_equal(plain.weights(), graphed.weights());
+}
+
+/// A recompute as other libraries write it: with a leaf on the CPU. Nothing takes the gradient that
+/// it returns for `x`. Autograd frees that tensor last, so the thread that runs this node is the
+/// one that ends the backward.
+struct OthersRecompute : torch::autograd::Function<OthersRecompute> {
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const at::Tensor& /*leaf*/,
+      const at::Tensor& x,
+      torch::nn::LinearImpl* linear) {
+    context->saved_data["linear"] = reinterpret_cast<int64_t>(linear);
+    context->save_for_backward({x});
+    return linear->forward(x);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    auto* linear = reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["linear"].toInt());
+    const c10::AutoGradMode grad(true);
+    torch::autograd::backward({linear->forward(context->get_saved_variables()[0])}, gradients);
+    static float value = 0;
+    const auto free_slowly = [](void*) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    };
+    return {{}, at::from_blob(&value, {1}, free_slowly), {}};
+  }
+};
+
+struct OthersImpl : torch::nn::Module {
+  OthersImpl() { linear = register_module("linear", torch::nn::Linear(64, 64)); }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto leaf = at::empty({0}).set_requires_grad(true);
+    return OthersRecompute::apply(leaf, x, linear.get()).square().mean();
+  }
+  torch::nn::Linear linear{nullptr};
+};
+SHERD_MODULE(Others);
+
+TEST_F(GraphTest, AnUpdateOnAStreamWaitsForTheReductions) {
+  RunOf<Others> outside;
+  for (int i = 0; i < 3; ++i) outside.step();
+  RunOf<Others> inside;
+  inside.step_on_stream();
+  auto clock = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(test_world().device()));
+  const auto runtime = Runtime::of(*find_unit(inside.model.get()));
+  runtime->lanes().set_disturbance([&](Stream stream, Communicator::OnStream on) {
+    if (stream != Stream::reduce) return;
+    note_time(clock, *on);
+    occupy_until(clock, /*seconds=*/5e-3, 1, *on);
+  });
+  for (int i = 1; i < 3; ++i) inside.step_on_stream();
+  expect_equal(outside.weights(), inside.weights());
+  runtime->lanes().set_disturbance({});
+}
+
+TEST_F(GraphTest, TheLeafOfARecomputeIsOnTheStreamOfItsCall) {
+  DropRun run;
+  run.graph->on_stream([&] {
+    const auto twice = [](const at::Tensor& x) { return x * 2; };
+    const auto output = recompute(twice, at::ones({4}, test_world().device()));
+    const auto& leaf = output.grad_fn()->next_edge(0).function;
+    ASSERT_TRUE(leaf);
+    EXPECT_EQ(leaf->stream(), std::optional(c10::cuda::getCurrentCUDAStream().unwrap()));
+  });
 }
 
 TEST_F(GraphTest, AReplayAfterAParameterWasFrozenIsRefusedByName) {
