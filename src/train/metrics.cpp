@@ -111,7 +111,10 @@ MetricsFile::MetricsFile(const std::string& path, int64_t step) : path_(path) {
   // A new file takes the place of the old one when it has all that is kept.
   const auto fresh = path + ".part";
   file_.open(fresh, std::ios::trunc);
-  for (const auto& metrics : kept_) file_ << metrics.json() << '\n';
+  for (const auto& metrics : kept_) {
+    last_ = file_.tellp();
+    file_ << metrics.json() << '\n';
+  }
   file_ << std::flush;
   TORCH_CHECK(
       file_ && std::rename(fresh.c_str(), path.c_str()) == 0, "[train] ", path,

@@ -191,6 +191,21 @@ TEST_F(CheckpointFolders, ALossScaleOfAtMostOneComesBack) {
   EXPECT_EQ(plain.loss_scale(), 1);
 }
 
+TEST_F(CheckpointFolders, UpdatesThatAFrozenParameterMissedComeBack) {
+  const auto set_trainable = [](Subject& subject, bool trainable) {
+    subject.model->first->linear->weight.set_requires_grad(trainable);
+  };
+  subject_.step(0);
+  set_trainable(subject_, false);
+  for (const int64_t i : {1, 2, 3}) subject_.step(i);
+  save_step(4);
+  Subject other(world_, {.mesh = Mesh(world_, {{"dp", 1}})}, 2);
+  load(other.model, *other.optimizer, place_.file("step-4"));
+  set_trainable(subject_, true);
+  // The update of the first step shows in the loss of the second.
+  for (const int64_t i : {4, 5, 6}) EXPECT_EQ(other.step(i), subject_.step(i)) << i;
+}
+
 TEST(CheckpointAxes, OneThatIsNotDataParallelIsRefusedByName) {
   const auto world = World::emulated({.size = 2});
   const TemporaryFolder place;

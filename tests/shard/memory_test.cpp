@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bytes: what the program promises against what the CPU's allocator sees.
+#include "shard/agreement.h"
 #include "shard/counting_allocator.h"
 #include "shard/emulated_world.h"
 #include "shard/stack.h"
@@ -194,6 +195,28 @@ TEST(ControlMemory, DoesNotGrowWithTheWorld) {
   EXPECT_GT(small.second, 0);
   EXPECT_EQ(small.second, large.second);
   EXPECT_LE(large.first, small.first);  // less where a rank has no element of a weight
+}
+
+/// What a rank's words, such as those of an error, cost until all ranks have them: the bytes of all
+/// collectives, and the memory at most.
+std::pair<int64_t, int64_t> words_in_world_of(int64_t size) {
+  use_emulated_world(size);
+  auto& control = test_world().communicator("control");
+  recorded_calls(control, /*forget=*/true);
+  const int64_t before = cpu_memory().live;
+  restart_cpu_peak();
+  const auto said = collect(control, test_world().device(), std::string(10'000, 'x'), 2);
+  EXPECT_EQ(said.size(), 1u);
+  int64_t bytes = 0;
+  for (const auto& call : recorded_calls(control, /*forget=*/true)) bytes += call.bytes;
+  return {bytes, cpu_memory().peak - before};
+}
+
+TEST(ControlMemory, WordsTakeTheSameHoweverManyRanksHearThem) {
+  const auto small = words_in_world_of(4);
+  EXPECT_GE(small.first, 10'000);
+  EXPECT_GE(small.second, 10'000);
+  EXPECT_EQ(words_in_world_of(16'384), small);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MemoryTest, ::testing::Values(1, 2, 4, 8));

@@ -137,6 +137,13 @@ class OneRankFails(unittest.TestCase):
                       run.text)
         self.assertRegex(told, r"not done after 1.5 s; no word from rank 1: rank 1 is in no operation; its last, ", run.text)
 
+    def test_a_rank_may_be_late_by_less_than_an_operation_may_take(self):
+        """As one that writes a bad batch to a slow disk: by 12 of 60 seconds."""
+        run = Run("reports_late")
+        self.assertEqual(run.code, 0, run.text)
+        for rank in range(3):
+            self.assertIn(f"rank {rank} is through", run.text)
+
     def test_an_update_that_one_rank_skips_is_named_everywhere(self):
         run = Run("skips_an_update")
         for rank in range(3):

@@ -120,10 +120,11 @@ def from_scratch(place):
     assert model.config.bos_token_id == tokenizer.bos_token_id == 500 and model.config.pad_token_id is None
     assert model.config.max_position_embeddings == given.SEQ
     assert AutoModelForCausalLM.from_pretrained(saved, dtype="auto").dtype == torch.bfloat16
-    # Without a tokenizer there is no token that ends a text; and one checkpoint may be named to go on from.
+    # Without a tokenizer there is no token that ends a text; and one checkpoint may be named to go on from, where shorter
+    # texts leave the model's longest as it was.
     train(place, **settings, train__out="plain", train__steps=1)
     assert json.loads((place / "plain/step-1/config.json").read_text())["eos_token_id"] is None
-    train(place, **settings, train__resume="scratch/step-2", train__out="further", train__steps=3)
+    train(place, **settings, train__resume="scratch/step-2", train__out="further", train__steps=3, data__seq=given.SEQ // 2)
     further = place / "further/step-3"
     assert json.loads((further / "config.json").read_text()) == {**config, "torch_dtype": "float32"}
     assert (further / "chat_template.jinja").read_text() == TEMPLATE

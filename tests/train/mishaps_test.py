@@ -34,6 +34,10 @@ def steps(place, out="out"):
     return [json.loads(line)["step"] for line in (place / out / "metrics.jsonl").read_text().splitlines()]
 
 
+def validations(place):
+    return [json.loads(line).get("val_loss") for line in (place / "out/metrics.jsonl").read_text().splitlines()]
+
+
 def verify(place, folder):
     subprocess.run([sys.argv[1], "checkpoint", "verify", str(place / folder)], check=True, stdout=subprocess.DEVNULL)
 
@@ -71,9 +75,12 @@ def a_validation_that_fails_comes_after_the_save(place):
     assert process.returncode == 2 and "is 65535" in errors, (process.returncode, errors)
     newest = max(int(path.name[5:]) for path in (place / "out").glob("step-*"))
     assert steps(place) == list(range(1, newest + 1)), (steps(place)[-3:], newest)
-    values = [json.loads(line).get("val_loss") for line in (place / "out/metrics.jsonl").read_text().splitlines()]
-    assert None not in values[:-1] and values[-1] is None, values[-3:]
+    assert None not in validations(place)[:-1] and validations(place)[-1] is None, validations(place)[-3:]
     verify(place, f"out/step-{newest}")
+    # Whoever goes on makes up for it.
+    validation.write_bytes(tokens.read_bytes())
+    run(place, **{**changes, "train.steps": newest + 1})
+    assert steps(place) == list(range(1, newest + 2)) and None not in validations(place), validations(place)[-3:]
 
 
 def another_run_is_told_apart(place):
@@ -109,13 +116,23 @@ def another_run_is_told_apart(place):
     said, _ = run(place, data__text="other.txt", train__seed=7, train__resume="out/step-4", train__out="other")
     assert "goes on from out/step-4" in said and "train.seed = 7, was 1" in said, said
 
-    # Only damage is a reason to remove a checkpoint.
+    # Only damage is a reason to remove a checkpoint; also where nothing but the weights says that the model is another.
+    for name in ("configuration.toml", "config.json"):
+        (place / "out/step-6" / name).write_text("[")
+    _, errors = run(place, 2, train__steps=8, optim__lr=0.01, model__dim=32)
+    assert "has the shape" in errors and "remove" not in errors, errors
     weights = next((place / "out/step-6").glob("model-*.safetensors"))
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
     _, errors = run(place, 2, train__steps=8, optim__lr=0.01)
     assert "damaged" in errors and "remove out/step-6" in errors, errors
+
+
+def a_long_run_is_saved_now_and_then(place):
+    """Also where nobody has said how often."""
+    run(place, data__seq=4, model__dim=2, model__heads=1, train__steps=1001, train__log_every=1000)
+    assert sorted(path.name for path in (place / "out").glob("step-*")) == ["step-1000", "step-1001"]
 
 
 def two_runs_do_not_share_a_folder(place):
@@ -130,15 +147,18 @@ def two_runs_do_not_share_a_folder(place):
     assert not (place / "out/run.lock").exists()
 
 
-def a_limit_holds_for_operations(place):
-    """A millisecond is too short to gather some megabytes."""
+def limits_hold_for_the_start_and_for_operations(place):
+    """A millisecond is too short to meet, or to gather some megabytes."""
+    _, errors = run(place, None, ranks=2, device__start_limit=0.001)
+    assert "start: after 0.001 s" in errors, errors
     _, errors = run(place, None, ranks=2, device__operation_limit=0.001, model__dim=512, model__heads=4)
     assert "0.001 s" in errors, errors
 
 
 def main():
-    tests = [a_limit_holds_for_operations, a_step_that_is_not_finite_leaves_the_last_good_state,
-             a_validation_that_fails_comes_after_the_save, another_run_is_told_apart, two_runs_do_not_share_a_folder]
+    tests = [limits_hold_for_the_start_and_for_operations, a_step_that_is_not_finite_leaves_the_last_good_state,
+             a_validation_that_fails_comes_after_the_save, a_long_run_is_saved_now_and_then, another_run_is_told_apart,
+             two_runs_do_not_share_a_folder]
     for test in tests:
         if len(sys.argv) > 2 and test.__name__ not in sys.argv[2:]:
             continue

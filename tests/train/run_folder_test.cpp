@@ -88,13 +88,24 @@ TEST(MetricsFile, ALineIsAmendedInItsPlace) {
       file.amend(metrics);
     }
   }
-  std::ofstream(path, std::ios::app) << "{\"step\": 3, \"planned_bytes\": \"many\"}\n{\"ste";
-  const MetricsFile file(path, 3);
+  std::ofstream(path, std::ios::app)
+      << "{\"step\": \"three\"}\nno JSON\n{\"step\": 3, \"planned_bytes\": \"many\"}\n{\"ste";
+  MetricsFile file(path, 3);
   ASSERT_EQ(file.kept().size(), 3U);
   EXPECT_EQ(file.kept()[0].val_loss, 0.5);
   EXPECT_EQ(file.kept()[1].val_loss, 0.5);
   EXPECT_EQ(file.kept()[2].planned_bytes, 0);
-  EXPECT_EQ(file.unreadable(), 0);  // a line that was cut short is none
+  EXPECT_EQ(file.unreadable(), 2);  // a line that was cut short is none
+  // A run that goes on may amend the last line of the run before.
+  metrics = file.kept()[2];
+  metrics.val_loss = 0.25;
+  file.amend(metrics);
+  const MetricsFile again(path, 3);
+  ASSERT_EQ(again.kept().size(), 3U);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(again.kept()[i].step, static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(again.kept()[i].val_loss, i < 2 ? 0.5 : 0.25);
+  }
 }
 
 std::atomic<bool> training =
