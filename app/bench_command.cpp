@@ -17,9 +17,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "sherd/train/configuration.h"
-#include "sherd/train/network_file.h"
-#include "written_file.h"
+#include "sherd/configuration/configuration.h"
+#include "sherd/configuration/network_file.h"
+#include "write_file.h"
 
 namespace sherd::app {
 namespace {

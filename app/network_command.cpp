@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "local_ranks.h"
-#include "sherd/train/measure_network.h"
+#include "sherd/forecast/measure_network.h"
 
 namespace sherd::app {
 namespace {

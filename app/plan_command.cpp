@@ -6,7 +6,7 @@
 #include <iostream>
 
 #include "sherd/plan/trace.h"
-#include "written_file.h"
+#include "write_file.h"
 
 namespace sherd::app {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sherd/train/plan.h"
+#include "sherd/forecast/plan.h"
 
 namespace sherd::app {
 

@@ -5,9 +5,9 @@
 
 #include <iostream>
 
+#include "sherd/forecast/rehearse.h"
 #include "sherd/plan/trace.h"
-#include "sherd/train/rehearse.h"
-#include "written_file.h"
+#include "write_file.h"
 
 namespace sherd::app {
 

@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "sherd/train/tokenize.h"
+#include "sherd/data/tokenize.h"
 
 namespace sherd::app {
 

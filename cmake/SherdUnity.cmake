@@ -14,7 +14,7 @@ function(sherd_unity target)
     cmake_path(ABSOLUTE_PATH source)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE path)
     string(REGEX REPLACE "^([^/]+)/(([^/]+)/)?.*" "\\1_\\3" group ${path})
-    if(source MATCHES "/nccl_")  # ProcessGroupNCCL's header takes longer than all others: for those alone
+    if(source MATCHES "/nccl/")  # ProcessGroupNCCL's header takes longer than all others: for those alone
       string(APPEND group _nccl)
     endif()
     math(EXPR count_${group} "0${count_${group}} + 1")

@@ -12,8 +12,8 @@
 #include <string>
 #include <string_view>
 
-#include "train/tokenizer/byte_symbols.h"
-#include "train/tokenizer/tokenizer.h"
+#include "data/tokenizer/byte_symbols.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Marks what libsherd exports; everything else is hidden.
+/// Marks the symbols that libsherd exports; all others are hidden.
 #define SHERD_API __attribute__((visibility("default")))

@@ -7,7 +7,7 @@
 
 namespace sherd {
 
-/// Sherd's version and those of what it was built with and runs on, a line each.
+/// Returns the versions of Sherd, torch, MPI, CUDA and the compiler, one a line.
 SHERD_API std::string version_text();
 
 }  // namespace sherd

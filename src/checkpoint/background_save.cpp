@@ -153,8 +153,8 @@ void BackgroundSave::begin(
   auto& state = *state_;
   const auto runtime = Runtime::of_model(model, "BackgroundSave");
   runtime->check_between_steps("BackgroundSave");
-  runtime->settle("BackgroundSave");
-  runtime->check_set();
+  runtime->wait_until_idle("BackgroundSave");
+  runtime->check_initialised();
   const bool fresh = std::exchange(state.runtime, runtime) != runtime;
   state.unfinished = UnfinishedFolder(folder);
   state.options = options;

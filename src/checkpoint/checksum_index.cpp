@@ -8,9 +8,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "checkpoint/crc32c.h"
 #include "checkpoint/sealed_json.h"
 #include "checkpoint/shared_file.h"
+#include "files/crc32c.h"
 #include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {

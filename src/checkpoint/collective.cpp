@@ -31,7 +31,7 @@ std::string problem_of(const std::function<void()>& action) {
 
 /// Throws on all ranks the problem of the first rank that has one. Collective.
 void throw_first(const Runtime& runtime, const std::string& problem) {
-  for (const auto& [rank, said] : runtime.say(problem, /*most=*/1)) {
+  for (const auto& [rank, said] : runtime.exchange_text(problem, /*most=*/1)) {
     TORCH_CHECK_VALUE(said[0] != 'v', said.substr(1));
     TORCH_CHECK(false, said.substr(1));
   }
@@ -67,7 +67,7 @@ void on_all_ranks_for_long(
   while (true) {
     const bool under_way = !mine && work.wait_for(interval) == std::future_status::timeout;
     if (!mine && !under_way) mine = work.get();
-    if (runtime.say(under_way ? kUnderWay : "", /*most=*/1).empty()) break;
+    if (runtime.exchange_text(under_way ? kUnderWay : "", /*most=*/1).empty()) break;
   }
   throw_first(runtime, *mine);
 }

@@ -84,7 +84,7 @@ std::string locate_checkpoint(const std::string& folder) {
   return folder;
 }
 
-std::optional<std::string> why_not_whole(const std::string& folder) {
+std::optional<std::string> incomplete_reason(const std::string& folder) {
   return why_incomplete(locate_checkpoint(folder));
 }
 

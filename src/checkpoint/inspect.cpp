@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "checkpoint/reader.h"
+#include "files/byte_text.h"
 
 namespace sherd {
 namespace {
@@ -20,16 +21,6 @@ constexpr int64_t kElementsAtOnce = 1 << 20;  // elements
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::ostringstream out;
   out << c10::IntArrayRef(shape);
-  return out.str();
-}
-
-std::string amount(double bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  size_t unit = 0;
-  for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
-  std::ostringstream out;
-  out.precision(bytes < 100 && unit > 0 ? 3 : 4);
-  out << bytes << ' ' << units[unit];
   return out.str();
 }
 
@@ -77,12 +68,12 @@ std::string describe_checkpoint(const std::string& folder) {
     if (value.is_number_integer() && name != "version") out << name << ' ' << value << '\n';
   }
   if (state.contains("optimizer")) out << "optimizer " << state["optimizer"].dump() << '\n';
-  double total = 0;
+  int64_t total = 0;
   for (const auto& [name, bytes] : state["files"].items()) {
-    out << name << "  " << amount(bytes.get<double>()) << '\n';
-    total += bytes.get<double>();
+    out << name << "  " << byte_text(bytes.get<int64_t>()) << '\n';
+    total += bytes.get<int64_t>();
   }
-  out << "in all " << amount(total) << '\n';
+  out << "in all " << byte_text(total) << '\n';
   for (const Set set : kSets) {
     for (const auto& [name, tensor] : reader.tensors(set)) {
       out << to_text(set) << "  " << name << "  " << tensor.dtype << ' ' << shape_text(tensor.shape)

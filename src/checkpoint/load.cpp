@@ -115,7 +115,7 @@ namespace {
 std::shared_ptr<Runtime> runtime_to_load(const torch::nn::Module& model, const char* caller) {
   auto runtime = Runtime::of_model(model, caller);
   runtime->check_between_steps(caller);
-  runtime->settle(caller);
+  runtime->wait_until_idle(caller);
   return runtime;
 }
 

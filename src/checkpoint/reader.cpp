@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "checkpoint/crc32c.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/writer.h"
+#include "files/crc32c.h"
 #include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {

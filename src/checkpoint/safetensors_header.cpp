@@ -13,6 +13,7 @@
 #include <set>
 
 #include "checkpoint/file_system.h"
+#include "files/parse_json.h"
 
 namespace sherd {
 namespace {
@@ -161,26 +162,15 @@ SafetensorsHeader parse_safetensors_header(
   complaint.require(
       file_bytes >= kNumber + text.size(), "its header should have ", text.size(),
       " bytes, and the file has ", file_bytes);
-  std::set<std::string> names;
-  std::optional<std::string> twice;
-  bool deep = false;
-  const auto callback = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth == 1 && event == Json::parse_event_t::key) {
-      const auto name = value.get<std::string>();
-      if (!names.insert(name).second) twice = name;
-    }
-    deep = deep || depth > 8;  // what is nested without end could not even be shown
-    return !deep;
-  };
-  Json json;
-  try {
-    json = Json::parse(text.begin(), text.end(), callback);
-  } catch (const Json::exception& error) {
-    complaint.require(false, "its header is no JSON (", error.what(), ")");
-  }
-  complaint.require(!deep, "its header is nested too deeply");
+  const auto parsed = parse_json<Json>(text, {.levels = 8});
+  using Problem = ParsedJson<Json>::Problem;
+  complaint.require(
+      parsed.problem != Problem::not_json, "its header is no JSON (", parsed.parser_message, ")");
+  complaint.require(parsed.problem == Problem::none, "its header is nested too deeply");
+  const auto& json = parsed.value;
   complaint.require(json.is_object(), "its header is no JSON object");
-  complaint.require(!twice, "there are two tensors '", twice.value_or(""), "'");
+  complaint.require(
+      !parsed.repeated_key, "there are two tensors '", parsed.repeated_key.value_or(""), "'");
   SafetensorsHeader header;
   header.size = kNumber + text.size();
   const auto data_bytes = static_cast<int64_t>(file_bytes - header.size);

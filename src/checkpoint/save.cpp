@@ -15,8 +15,8 @@ void save(
     const SaveOptions& options) {
   const auto runtime = Runtime::of_model(model, "save");
   runtime->check_between_steps("save");
-  runtime->settle("save");
-  runtime->check_set();
+  runtime->wait_until_idle("save");
+  runtime->check_initialised();
   const auto& world = runtime->world();
   const UnfinishedFolder unfinished(folder);
   std::vector<StoredParameter> parameters;

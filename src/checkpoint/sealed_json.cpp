@@ -3,9 +3,10 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/crc32c.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/shared_file.h"
+#include "files/crc32c.h"
+#include "files/parse_json.h"
 #include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
@@ -36,15 +37,10 @@ Json read_sealed(const std::string& path) {
       " bytes: that is no such file");
   const auto* text = reinterpret_cast<const char*>(file.data());
   file_counts().bytes_read += static_cast<int64_t>(file.size());
-  // What is nested without end can be read, but not written again.
-  bool deep = false;
-  const auto watch = [&](int depth, Json::parse_event_t, Json&) {
-    deep = deep || depth > 16;
-    return !deep;
-  };
-  auto object = Json::parse(text, text + file.size(), watch, /*allow_exceptions=*/false);
-  const bool fine = !deep && object.is_object() && object.contains("crc32c") &&
-                    object["crc32c"].is_number_unsigned();
+  auto parsed = parse_json<Json>({text, file.size()}, {.levels = 16});
+  auto& object = parsed.value;
+  const bool fine =
+      parsed.is_object() && object.contains("crc32c") && object["crc32c"].is_number_unsigned();
   TORCH_CHECK_VALUE(
       fine, "[checkpoint] ", path, " is damaged: it is no JSON object with a checksum");
   const auto seal = object["crc32c"].get<uint64_t>();
@@ -52,7 +48,7 @@ Json read_sealed(const std::string& path) {
   TORCH_CHECK_VALUE(
       seal == seal_of(object), "[checkpoint] ", path,
       " is damaged: it is not what its checksum says");
-  return object;
+  return std::move(object);
 }
 
 }  // namespace sherd

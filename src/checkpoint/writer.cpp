@@ -11,10 +11,10 @@
 #include <optional>
 
 #include "checkpoint/checksum_index.h"
-#include "checkpoint/crc32c.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/shared_file.h"
 #include "checkpoint/slices.h"
+#include "files/crc32c.h"
 
 namespace sherd {
 namespace {

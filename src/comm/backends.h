@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/engine.h"
+#include "comm/mpi/engine.h"
 #include "sherd/comm/communicator.h"
 #include "sherd/comm/emulation.h"
 #include "sherd/comm/world.h"
@@ -19,7 +19,7 @@ class Store;
 
 namespace sherd {
 
-class Farewell;
+class Departures;
 
 /// Among all ranks of the engine's transport, which all call it at the same point. An operation
 /// that takes longer than `timeout` is an error.
@@ -30,14 +30,14 @@ std::shared_ptr<Communicator> mpi_communicator(
 std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation);
 
 /// Among `size` GPUs that meet through a store. Throws with the remedy where the build has no CUDA.
-/// Operations that wait for a rank which has said its farewell fail; null: there is none.
+/// Operations that wait for a rank that has announced its departure fail; null: none can.
 std::shared_ptr<Communicator> nccl_communicator(
     const c10::intrusive_ptr<c10d::Store>& store,
     int64_t rank,
     int64_t size,
     c10::Device device,
     const WorldOptions& options,
-    const std::shared_ptr<Farewell>& farewell);
+    const std::shared_ptr<Departures>& departures);
 std::shared_ptr<Communicator> nccl_communicator(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     c10::Device device,

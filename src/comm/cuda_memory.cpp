@@ -42,7 +42,7 @@ void restart_memory_peaks(c10::Device device) {
   c10::cuda::CUDACachingAllocator::resetPeakStats(guard.current_device().index());
 }
 
-void reserve_little() {
+void use_expandable_segments() {
   if (gpu_count() == 0) return;
   for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
     if (std::getenv(name)) return;

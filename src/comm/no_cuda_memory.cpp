@@ -7,6 +7,6 @@ std::optional<DeviceMemory> device_memory(c10::Device) {
   return std::nullopt;
 }
 void restart_memory_peaks(c10::Device) {}
-void reserve_little() {}
+void use_expandable_segments() {}
 
 }  // namespace sherd

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "comm/backends.h"
-#include "comm/transport.h"
+#include "comm/mpi/transport.h"
 
 namespace sherd {
 

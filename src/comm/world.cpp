@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "comm/backends.h"
-#include "comm/farewell.h"
+#include "comm/departures.h"
 #include "comm/launch.h"
 #include "comm/rendezvous.h"
 
@@ -22,11 +22,12 @@ namespace sherd {
 struct World::State {
   State() = default;
   ~State() {
-    // Operations under way are completed before the farewell, unless an exception ended them.
-    if (std::uncaught_exceptions() > 0 && farewell) farewell->say();
+    // Operations under way are completed before the departure is announced, unless an exception
+    // ended them.
+    if (std::uncaught_exceptions() > 0 && departures) departures->announce();
     for_purpose.clear();
     communicator.reset();
-    if (farewell) farewell->say();
+    if (departures) departures->announce();
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -35,8 +36,8 @@ struct World::State {
   int64_t local_rank = 0;
   int64_t local_size = 1;
   c10::Device device = c10::kCPU;
-  std::shared_ptr<Engine> engine;      // mpi, or where mpirun started nccl ranks
-  std::shared_ptr<Farewell> farewell;  // nccl
+  std::shared_ptr<Engine> engine;          // mpi, or where mpirun started nccl ranks
+  std::shared_ptr<Departures> departures;  // nccl
   std::shared_ptr<Communicator> communicator;
   std::map<std::string, std::shared_ptr<Communicator>> for_purpose;
 };
@@ -49,7 +50,7 @@ struct OpenWorlds {
   std::mutex mutex;
   pid_t process = getpid();
   std::weak_ptr<Engine> engine;
-  std::vector<std::weak_ptr<Farewell>> farewells;
+  std::vector<std::weak_ptr<Departures>> departures;
 };
 
 OpenWorlds& open_worlds() {
@@ -77,13 +78,13 @@ std::shared_ptr<Engine> engine_of_process(const Launch& launch, const WorldOptio
   return engine;
 }
 
-std::shared_ptr<Farewell> make_farewell(
+std::shared_ptr<Departures> make_departures(
     const c10::intrusive_ptr<c10d::Store>& store, const Launch& launch) {
-  auto farewell = std::make_shared<Farewell>(store, launch.rank);
+  auto departures = std::make_shared<Departures>(store, launch.rank);
   auto& open = open_worlds();
   std::lock_guard lock(open.mutex);
-  open.farewells.push_back(farewell);
-  return farewell;
+  open.departures.push_back(departures);
+  return departures;
 }
 
 /// The ranks of a launcher without MPI meet at one store per process; each world has its own keys
@@ -157,9 +158,9 @@ World World::from_environment(const WorldOptions& options) {
     } else {
       store = meet_in_process(launch, options);
     }
-    if (!alone) state->farewell = make_farewell(store, launch);
-    state->communicator =
-        nccl_communicator(store, launch.rank, launch.size, state->device, options, state->farewell);
+    if (!alone) state->departures = make_departures(store, launch);
+    state->communicator = nccl_communicator(
+        store, launch.rank, launch.size, state->device, options, state->departures);
   }
   return World(std::move(state));
 }
@@ -167,14 +168,14 @@ World World::from_environment(const WorldOptions& options) {
 void World::close() noexcept {
   auto& open = open_worlds();
   std::shared_ptr<Engine> engine;
-  std::vector<std::weak_ptr<Farewell>> farewells;
+  std::vector<std::weak_ptr<Departures>> worlds;
   {
     std::lock_guard lock(open.mutex);
     engine = open.engine.lock();
-    farewells.swap(open.farewells);
+    worlds.swap(open.departures);
   }
-  for (const auto& one : farewells) {
-    if (const auto farewell = one.lock()) farewell->say();
+  for (const auto& world : worlds) {
+    if (const auto departures = world.lock()) departures->announce();
   }
   if (engine) engine->close();
 }

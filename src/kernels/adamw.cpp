@@ -7,8 +7,8 @@
 #include <array>
 
 #include "kernels/adamw_math.h"
+#include "kernels/cpu_multiversion.h"
 #include "kernels/deposit_types.h"
-#include "kernels/every_cpu.h"
 #include "kernels/meta_target.h"
 
 namespace sherd {
@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kBlock = 1024;  // elements that are worked on in the first-level cache
 
 // The compiler makes vectors of it: no branches, no aliases.
-SHERD_EVERY_CPU void update_block(
+SHERD_CPU_MULTIVERSION void update_block(
     const AdamWStep& step,
     float* __restrict weight,
     const float* __restrict gradient,

@@ -9,7 +9,7 @@ namespace sherd {
 namespace {
 
 template <class Target, class Source>
-void deposit_one(const Deposit& one, double divisor) {
+void deposit_one(const CastCopy& one, double divisor) {
   using Math = DepositMath<Target, Source>;
   auto* target = static_cast<Target*>(one.target);
   const auto* source = static_cast<const Source*>(one.source);
@@ -35,7 +35,7 @@ bool can_deposit(c10::ScalarType dtype) {
          dtype == c10::kBFloat16;
 }
 
-void deposit(std::span<const Deposit> deposits, const DepositKind& kind, c10::Device device) {
+void deposit(std::span<const CastCopy> deposits, const CastCopyKind& kind, c10::Device device) {
   if (device.is_meta()) return;
   if (device.is_cuda()) return deposit_on_cuda(deposits, kind, device);
   with_deposit_type(kind.target, [&](auto target) {

@@ -17,7 +17,7 @@ constexpr int kDepositThreads = 256;
 constexpr int kDepositVector = 4;  // elements that a thread moves at a time, where alignment allows
 
 struct Batch {
-  Deposit deposits[kMost];
+  CastCopy deposits[kMost];
 };
 
 template <class Target, class Source>
@@ -30,7 +30,7 @@ __device__ void put(Target& target, const Source& source, bool add, double divis
 /// blockIdx.y names the deposit; the blocks along x share its elements.
 template <class Target, class Source>
 __global__ void deposit_kernel(const Batch batch, double divisor) {
-  const Deposit& one = batch.deposits[blockIdx.y];
+  const CastCopy& one = batch.deposits[blockIdx.y];
   auto* target = static_cast<Target*>(one.target);
   const auto* source = static_cast<const Source*>(one.source);
   const int64_t start = static_cast<int64_t>(blockIdx.x) * kDepositThreads + threadIdx.x;
@@ -57,7 +57,7 @@ __global__ void deposit_kernel(const Batch batch, double divisor) {
 }  // namespace
 
 void deposit_on_cuda(
-    std::span<const Deposit> deposits, const DepositKind& kind, c10::Device device) {
+    std::span<const CastCopy> deposits, const CastCopyKind& kind, c10::Device device) {
   const c10::cuda::CUDAGuard guard(device);  // the caller may be on another
   constexpr int64_t kMostBlocks = 1024;
   const auto stream = c10::cuda::getCurrentCUDAStream();

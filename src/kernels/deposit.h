@@ -11,7 +11,7 @@ namespace sherd {
 
 /// Values on their way into a buffer: target[i] = source[i] / divisor, or that much more.
 /// Target and source are `count` elements each, the same or disjoint.
-struct Deposit {
+struct CastCopy {
   void* target = nullptr;
   const void* source = nullptr;
   int64_t count = 0;
@@ -20,7 +20,7 @@ struct Deposit {
 
 /// The dtypes of both sides, and what all values are divided by (in fp32, or fp64 where one side
 /// is).
-struct DepositKind {
+struct CastCopyKind {
   c10::ScalarType target{};
   c10::ScalarType source{};
   double divisor = 1;
@@ -30,10 +30,10 @@ struct DepositKind {
 bool can_deposit(c10::ScalarType dtype);
 
 /// Makes the deposits, on CUDA by one kernel per 64 of them on the current stream.
-void deposit(std::span<const Deposit> deposits, const DepositKind& kind, c10::Device device);
+void deposit(std::span<const CastCopy> deposits, const CastCopyKind& kind, c10::Device device);
 
 /// As above, in CUDA memory.
 void deposit_on_cuda(
-    std::span<const Deposit> deposits, const DepositKind& kind, c10::Device device);
+    std::span<const CastCopy> deposits, const CastCopyKind& kind, c10::Device device);
 
 }  // namespace sherd

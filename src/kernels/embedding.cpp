@@ -28,7 +28,7 @@ void add_up(const EmbeddingGradient& work, const at::Tensor& sorted, const at::T
       const auto* row = work.gradient.const_data_ptr<T>() + rows[end] * dim;
       for (int64_t i = 0; i < dim; ++i) sum[static_cast<size_t>(i)] += static_cast<Math>(row[i]);
     }
-    const Deposit one{target + tokens[begin] * dim * size, sum.data(), dim, work.add};
+    const CastCopy one{target + tokens[begin] * dim * size, sum.data(), dim, work.add};
     deposit({&one, 1}, {work.target.scalar_type(), math}, c10::kCPU);
   }
 }

@@ -9,7 +9,7 @@
 #include <array>
 #include <type_traits>
 
-#include "kernels/every_cpu.h"
+#include "kernels/cpu_multiversion.h"
 
 namespace sherd {
 namespace {
@@ -20,11 +20,12 @@ template <class T>
 using Accumulator =
     std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>;
 
-SHERD_EVERY_CPU void add(float* __restrict sum, const float* __restrict values, int64_t count) {
+SHERD_CPU_MULTIVERSION void add(
+    float* __restrict sum, const float* __restrict values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) sum[i] += values[i];
 }
 
-SHERD_EVERY_CPU void add(
+SHERD_CPU_MULTIVERSION void add(
     float* __restrict sum, const c10::BFloat16* __restrict values, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     sum[i] += __builtin_bit_cast(float, static_cast<uint32_t>(values[i].x) << 16);

@@ -28,7 +28,7 @@ void note_time(const at::Tensor&, c10::Stream) {
 void occupy_until(const at::Tensor&, double, int, c10::Stream) {
   refuse();
 }
-void deposit_on_cuda(std::span<const Deposit>, const DepositKind&, c10::Device) {
+void deposit_on_cuda(std::span<const CastCopy>, const CastCopyKind&, c10::Device) {
   refuse();
 }
 void adamw_on_cuda(const AdamWPass::Batch&, const double*, c10::Device) {

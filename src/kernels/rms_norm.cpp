@@ -103,7 +103,7 @@ void rms_norm_backward(const RmsNormBackward& work) {
   with_deposit_type(work.sum.scalar_type(), [&](auto type) {
     const auto found = backward<decltype(type)>(work);
     if (!work.weight_gradient.defined()) return;
-    const Deposit one{
+    const CastCopy one{
         work.weight_gradient.mutable_data_ptr(), found.data(), std::ssize(found), work.add};
     const auto math = sizeof(found[0]) == sizeof(double) ? c10::kDouble : c10::kFloat;
     deposit({&one, 1}, {work.weight_gradient.scalar_type(), math}, work.sum.device());

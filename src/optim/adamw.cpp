@@ -10,7 +10,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/measure.h"
-#include "shard/match.h"
+#include "shard/glob.h"
 #include "shard/outside_inference.h"
 #include "shard/runtime.h"
 #include "sherd/shard/diagnostics.h"
@@ -21,7 +21,7 @@ namespace {
 AdamWSettings settings_of(const std::string& name, const AdamWOptions& options) {
   AdamWSettings settings{1, options.beta1, options.beta2, options.epsilon, options.decay};
   for (const auto& rule : options.rules) {
-    if (!matches(rule.match, name)) continue;
+    if (!matches_glob(rule.match, name)) continue;
     settings.rate_factor = rule.rate_factor.value_or(settings.rate_factor);
     settings.beta1 = rule.beta1.value_or(settings.beta1);
     settings.beta2 = rule.beta2.value_or(settings.beta2);
@@ -118,8 +118,8 @@ void AdamW::State::take(const Runtime& from) {
     for (const auto& group : unit->groups()) {
       const auto& traits = group->traits();
       if (!traits.trainable) continue;
-      auto first = group->like_main(options.states);
-      auto second = group->like_main(options.states);
+      auto first = group->allocate_like_main(options.states);
+      auto second = group->allocate_like_main(options.states);
       std::vector<Communicator*> over;
       for (const auto& axis : traits.norm_axes()) over.push_back(&traits.mesh.communicator(axis));
       for (size_t i = 0; i < group->size(); ++i) {

@@ -10,14 +10,14 @@
 
 namespace sherd {
 
-/// What the proof throws, from any depth; find_fault says where.
-struct Fault {
+/// Thrown by the proof, from any depth; find_fault adds where in the program.
+struct ProofFailure {
   std::string why;
 };
 
 template <class... Args>
 [[noreturn]] void refuse(const Args&... args) {
-  throw Fault{text(args...)};
+  throw ProofFailure{text(args...)};
 }
 
 inline size_t index(int32_t number) {

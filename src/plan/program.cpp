@@ -217,7 +217,10 @@ void Program::take_slots(const Needs& needs, const std::vector<int64_t>& offsets
 }
 
 Program Program::build(
-    std::vector<UnitSpec> units, Order order, const ProgramOptions& options, More more) {
+    std::vector<UnitSpec> units,
+    CallOrder order,
+    const ProgramOptions& options,
+    RebuildHints more) {
   const auto count = static_cast<int32_t>(units.size());
   const UnitTree tree(order, count);
   const UnitTree evaluation(more.evaluation ? *more.evaluation : order, count);

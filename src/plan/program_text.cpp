@@ -3,26 +3,12 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "files/byte_text.h"
 #include "plan/text.h"
 #include "sherd/plan/program.h"
 
 namespace sherd {
 namespace {
-
-std::string in_units(int64_t bytes) {
-  constexpr double kStep = 1024;
-  double value = static_cast<double>(bytes);
-  const char* unit = "B";
-  for (const char* next : {"KiB", "MiB", "GiB", "TiB"}) {
-    if (value < kStep) break;
-    value /= kStep;
-    unit = next;
-  }
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(value < 10 && unit[0] != 'B' ? 2 : 0) << value << ' '
-      << unit;
-  return out.str();
-}
 
 const char* collective_of(const Instruction& instruction) {
   if (instruction.axis == AxisKind::none) return "";
@@ -68,7 +54,7 @@ void print(std::ostream& out, const Program& program, const Instruction& instruc
   }
   if (const char* collective = collective_of(instruction); *collective != '\0') {
     out << ", " << collective << " over " << to_text(instruction.axis) << ", "
-        << in_units(instruction.bytes);
+        << byte_text(instruction.bytes);
   }
   if (instruction.action == Action::accumulate) {
     out << (instruction.overwrite ? ", overwrites" : ", adds");
@@ -192,7 +178,7 @@ std::string Program::facts() const {
           << (group.trainable ? "" : "; frozen") << "; " << group.layout << '\n';
     }
   }
-  const auto list = [&](const Order& order, const char* when) {
+  const auto list = [&](const CallOrder& order, const char* when) {
     for (const auto& visit : order) {
       out << when << (visit.enter ? "enter '" : "leave '")
           << units_[static_cast<size_t>(visit.unit)].name << "'";
@@ -211,17 +197,18 @@ std::string Program::to_text() const {
   out << units_.size() << " units, prefetch depth " << options_.prefetch_depth << ", "
       << options_.micro_batches << " micro-batches a step\n"
       << "a step: " << traffic.all_gather.calls << " all-gathers ("
-      << in_units(traffic.all_gather.bytes) << "), " << traffic.reduce_scatter.calls
-      << " reduce-scatters (" << in_units(traffic.reduce_scatter.bytes) << "), "
-      << traffic.all_reduce.calls << " all-reduces (" << in_units(traffic.all_reduce.bytes) << ")\n"
-      << "memory: model weights " << in_units(bytes_.model_weights) << ", main weights "
-      << in_units(bytes_.main_weights) << ", main gradients " << in_units(bytes_.main_gradients)
-      << ", arena " << in_units(bytes_.arena) << " (at least " << in_units(bytes_.bound)
-      << " in use at once); at rest " << in_units(bytes_.rest()) << ", peak "
-      << in_units(bytes_.peak()) << '\n';
+      << byte_text(traffic.all_gather.bytes) << "), " << traffic.reduce_scatter.calls
+      << " reduce-scatters (" << byte_text(traffic.reduce_scatter.bytes) << "), "
+      << traffic.all_reduce.calls << " all-reduces (" << byte_text(traffic.all_reduce.bytes)
+      << ")\n"
+      << "memory: model weights " << byte_text(bytes_.model_weights) << ", main weights "
+      << byte_text(bytes_.main_weights) << ", main gradients " << byte_text(bytes_.main_gradients)
+      << ", arena " << byte_text(bytes_.arena) << " (at least " << byte_text(bytes_.bound)
+      << " in use at once); at rest " << byte_text(bytes_.rest()) << ", peak "
+      << byte_text(bytes_.peak()) << '\n';
   for (const auto& slot : slots_) {
     out << "slot " << std::left << std::setw(14) << slot.name << std::right << std::setw(10)
-        << in_units(slot.bytes) << " at " << slot.offset << '\n';
+        << byte_text(slot.bytes) << " at " << slot.offset << '\n';
   }
   for (const auto* section : sections()) print(out, *this, *section);
   return out.str();

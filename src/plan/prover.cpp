@@ -13,7 +13,7 @@ Prover::Prover(const Program& program)
   count_calls(program.order());
 }
 
-void Prover::count_calls(const Order& order) {
+void Prover::count_calls(const CallOrder& order) {
   for (auto& unit : units_) unit.calls = 0;
   for (const auto& visit : order) state(visit.unit).calls += visit.enter ? 1 : 0;
 }
@@ -32,8 +32,8 @@ std::optional<Refusal> Prover::run(const Sequence& sequence) {
       }
       number = kNone;
       end_section();
-    } catch (const Fault& fault) {
-      return Refusal{section->name, number, fault.why};
+    } catch (const ProofFailure& failure) {
+      return Refusal{section->name, number, failure.why};
     }
   }
   return std::nullopt;

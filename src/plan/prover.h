@@ -51,7 +51,7 @@ class Prover {
   };
 
   void check(const Instruction& instruction);
-  void count_calls(const Order& order);
+  void count_calls(const CallOrder& order);
   void begin_section();
   void end_section() const;
 

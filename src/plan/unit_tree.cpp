@@ -7,7 +7,7 @@
 
 namespace sherd {
 
-UnitTree::UnitTree(const Order& order, int32_t units) : nests_(static_cast<size_t>(units)) {
+UnitTree::UnitTree(const CallOrder& order, int32_t units) : nests_(static_cast<size_t>(units)) {
   std::vector<int32_t> open;
   std::vector<int32_t> roots;
   for (const auto& visit : order) {
@@ -69,8 +69,8 @@ void UnitTree::add_recompute(int32_t position) {
   for (const int32_t child : call(position).children) add_recompute(child);
 }
 
-Order order_of_tree(std::span<const int32_t> parents) {
-  Order order;
+CallOrder order_of_tree(std::span<const int32_t> parents) {
+  CallOrder order;
   const auto add = [&](const auto& self, int32_t parent) -> void {
     for (int32_t unit = 0; unit < static_cast<int32_t>(parents.size()); ++unit) {
       if (parents[static_cast<size_t>(unit)] != parent) continue;

@@ -20,7 +20,7 @@ struct Call {
 class UnitTree {
  public:
   /// Throws std::invalid_argument for visits that don't nest or name no unit.
-  UnitTree(const Order& order, int32_t units);
+  UnitTree(const CallOrder& order, int32_t units);
 
   const std::vector<Call>& calls() const { return calls_; }
   const Call& call(int32_t position) const { return calls_[static_cast<size_t>(position)]; }

@@ -64,7 +64,7 @@ class Agreement {
   bool is_open() const { return open_; }
   /// Whether a rank had news in a record that was checked since last asked. All ranks that have
   /// checked the same records get the same answer.
-  bool take_news() { return std::exchange(news_, false); }
+  bool take_findings_flag() { return std::exchange(news_, false); }
   /// The same for recomputes that the program does not expect.
   bool take_new_recomputes() { return std::exchange(new_recomputes_, false); }
 

@@ -31,7 +31,7 @@ class Runtime::BackwardEnd {
   BackwardEnd(std::weak_ptr<Runtime> runtime, std::shared_ptr<Backward> backward)
       : runtime_(std::move(runtime)),
         backward_(std::move(backward)),
-        stream_(runtime_.lock()->lanes_->compute()) {}
+        stream_(runtime_.lock()->streams_->compute()) {}
   ~BackwardEnd() {
     if (const auto runtime = runtime_.lock()) runtime->fail(*backward_);
   }
@@ -45,7 +45,7 @@ class Runtime::BackwardEnd {
       const c10::OptionalStreamGuard guard(stream_);
       runtime->finish_backward();
     }
-    if (stream_) runtime->lanes_->wait_for(*stream_);
+    if (stream_) runtime->streams_->wait_for(*stream_);
   }
 
  private:
@@ -134,28 +134,30 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   partial_ = wanted && !wanted->empty();
   TORCH_CHECK(
-      !trains_ || done_ < micro_batches_, "[shard] backward ", done_ + 1, " of '", root().name(),
-      "', but a step has ", micro_batches_,
+      !trains_ || backwards_done_ < micro_batches_, "[shard] backward ", backwards_done_ + 1,
+      " of '", root().name(), "', but a step has ", micro_batches_,
       ": update and publish first, or say another number with sherd::micro_batches");
   check_published();
   TORCH_CHECK(
-      pass->weights == weights_, "[shard] a backward of '", root().name(),
+      pass->weights == weight_version_, "[shard] a backward of '", root().name(),
       "' belongs to a forward that was made before the weights changed: run each backward before "
       "the update, or the forward again");
   if (pass->program != program_) {
     TORCH_CHECK(
-        fixed_.empty(), "[shard] a backward of '", root().name(),
-        "' belongs to a forward that was made with another program, but ", fixed_,
+        addresses_pinned_by_.empty(), "[shard] a backward of '", root().name(),
+        "' belongs to a forward that was made with another program, but ", addresses_pinned_by_,
         ", which has this one's addresses: run the backward before");
     use(pass->program);
-    verified_ = true;
+    program_agreed_ = true;
   }
   pass_ = pass;
   if (auto frozen = frozen_now(); frozen != frozen_) {
     frozen_ = std::move(frozen);
     note_new_update();
   }
-  backward_flags_ = {trains_ && done_ == 0, trains_ && done_ + 1 == micro_batches_, kept_};
+  backward_flags_ = {
+      trains_ && backwards_done_ == 0, trains_ && backwards_done_ + 1 == micro_batches_,
+      units_stay_gathered_};
   section_ = &program_->backward(backward_flags_);
   if (recorder_) recorder_->begin_section(section_->name, Section::Kind::backward);
   agree_on_pass(
@@ -200,11 +202,11 @@ void Runtime::finish_backward() {
   phase_ = Phase::resting;
   backward_->over = true;
   const auto pass = std::exchange(pass_, nullptr);
-  kept_ = false;
+  units_stay_gathered_ = false;
   look_at_agreement(/*block=*/true);
-  report_due_ = agreement_->take_news() || report_due_;
+  report_due_ = agreement_->take_findings_flag() || report_due_;
   if (agreement_->take_new_recomputes()) adopt_new_recomputes(*pass);
-  if (!trains_ || ++done_ < micro_batches_) return;
+  if (!trains_ || ++backwards_done_ < micro_batches_) return;
   complete_step();
   // Here all ranks are at the same point, whatever else they do on their own.
   if (report_due_) report();
@@ -213,18 +215,18 @@ void Runtime::finish_backward() {
 /// A loss per token is not done before its gradients are divided: until then an optimizer finds
 /// none.
 void Runtime::complete_step() {
-  if (!world_.device().is_meta()) witness_.note();
-  if (!capturing_) watch_.tell();
+  if (!world_.device().is_meta()) main_weights_seen_.snapshot();
+  if (!capturing_) watch_.copy_to_host();
   if (recorder_) {
     recorder_->begin_section(program_->update().name, Section::Kind::update);
     update_entry_ = recorder_->begin(program_->update().instructions.front(), {});
   }
-  if (root().options().loss != Loss::per_token) hang_gradients();
+  if (root().options().loss != Loss::per_token) attach_gradients();
 }
 
 /// The optimizer's tensors get their gradients; until then they have none, and an optimizer that
 /// comes too early changes nothing.
-void Runtime::hang_gradients() {
+void Runtime::attach_gradients() {
   size_t number = 0;
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
@@ -242,8 +244,9 @@ void Runtime::idle_pass() {
   check_resting("idle_pass");
   const bool train = c10::GradMode::is_enabled();
   TORCH_CHECK(
-      !train || !is_reached() || done_ < micro_batches_, "[shard] idle_pass would be backward ",
-      done_ + 1, " of '", root().name(), "', but a step has ", micro_batches_,
+      !train || !is_reached() || backwards_done_ < micro_batches_,
+      "[shard] idle_pass would be backward ", backwards_done_ + 1, " of '", root().name(),
+      "', but a step has ", micro_batches_,
       ": update and publish first, or say another number with sherd::micro_batches");
   try {
     begin_pass(train, /*idle=*/true);

@@ -11,7 +11,7 @@ void Runtime::check_capturable() {
   check_resting("StepGraph::capture");
   check_between_steps("StepGraph::capture");
   TORCH_CHECK(
-      confirmed_ && verified_ && step_ > 0, "[shard.graph] a step of '", root().name(),
+      order_agreed_ && program_agreed_ && step_ > 0, "[shard.graph] a step of '", root().name(),
       "' is captured before one was made: run two steps on the graph's stream first");
   TORCH_CHECK(
       frozen_now() == frozen_, "[shard.graph] parameters of '", root().name(),
@@ -23,19 +23,19 @@ void Runtime::check_capturable() {
 void Runtime::begin_capture() {
   capturing_ = true;
   changed_ = true;
-  kept_ = false;
+  units_stay_gathered_ = false;
   tokens_captured_ = false;
   RandomState::set_capturing(world_.device());
-  lanes_->fork();
+  streams_->fork();
 }
 
 void Runtime::end_capture() {
-  lanes_->rejoin();
+  streams_->rejoin();
   stop_capturing();
-  fixed_ = "a graph of the step was captured";
+  addresses_pinned_by_ = "a graph of the step was captured";
   // The host has gone through a step that the device has not made.
   --step_;
-  --weights_;
+  --weight_version_;
 }
 
 void Runtime::stop_capturing() noexcept {
@@ -63,7 +63,7 @@ void Runtime::before_replay(int64_t version, bool takes_tokens) {
       "' is per token: say before each replay how many this rank has, with "
       "optimizer.set_tokens(…)");
   agreement_->check(/*block=*/true);
-  report_due_ = agreement_->take_news() || report_due_;
+  report_due_ = agreement_->take_findings_flag() || report_due_;
   if (std::exchange(report_due_, false)) report();
 }
 
@@ -73,12 +73,12 @@ void Runtime::after_replay() {
     if (unit->gathered) unit->hide();
   }
   changed_ = true;
-  kept_ = false;
-  lanes_->signal(published());
+  units_stay_gathered_ = false;
+  streams_->signal(published());
   ++step_;
-  ++weights_;
-  const bool news = watch_.has_news();
-  watch_.tell();
+  ++weight_version_;
+  const bool news = watch_.has_findings();
+  watch_.copy_to_host();
   agreement_->start(
       {Agreement::Kind::pass, step_, static_cast<int64_t>(program_->fingerprint()), 0, news},
       [step = step_] { return c10::str("replays the graph of step ", step); });

@@ -30,7 +30,7 @@ std::string symmetric_report(const torch::nn::Module& model) {
   return Runtime::of_model(model, "symmetric_report")->symmetric_report();
 }
 
-void Runtime::settle(const char* caller) {
+void Runtime::wait_until_idle(const char* caller) {
   check_resting(caller);
   if (recovering_) recover();
   finish();
@@ -38,17 +38,17 @@ void Runtime::settle(const char* caller) {
 
 void Runtime::check_between_steps(const char* caller) const {
   TORCH_CHECK(
-      done_ == 0 || done_ == micro_batches_, "[shard] ", caller, " of '", root().name(),
-      "' in the middle of a step: ", done_, " of ", micro_batches_,
+      backwards_done_ == 0 || backwards_done_ == micro_batches_, "[shard] ", caller, " of '",
+      root().name(), "' in the middle of a step: ", backwards_done_, " of ", micro_batches_,
       " backwards are done; call it between steps");
 }
 
 void Runtime::set_watch(const WatchOptions& options) {
-  settle("watch");
+  wait_until_idle("watch");
   check_between_steps("watch");
   TORCH_CHECK(
-      fixed_.empty(), "[shard] watch of '", root().name(), "': ", fixed_,
-      ", which watches as before; set it before the capture");
+      addresses_pinned_by_.empty(), "[shard] watch of '", root().name(),
+      "': ", addresses_pinned_by_, ", which watches as before; set it before the capture");
   TORCH_CHECK_VALUE(
       !options.before_reduction || program_->options().memory == MemoryKind::planned,
       "[shard] watch of '", root().name(),
@@ -67,7 +67,7 @@ std::vector<Finding> Runtime::findings() {
     return "tells what it has found in its gradients";
   });
   agreement_->check(/*block=*/true);
-  return Watch::merge(say(watch_.take(world_.rank()), kTelling));
+  return Watch::merge(exchange_text(watch_.take(world_.rank()), kTelling));
 }
 
 void Runtime::report(const char* consequence) {
@@ -104,14 +104,14 @@ void watch(const torch::nn::Module& model, const WatchOptions& options) {
 
 std::vector<Finding> findings(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "findings");
-  runtime->settle("findings");
+  runtime->wait_until_idle("findings");
   runtime->check_between_steps("findings");
   return runtime->findings();
 }
 
 std::vector<ParameterNorms> norms(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "norms");
-  runtime->settle("norms");
+  runtime->wait_until_idle("norms");
   runtime->check_between_steps("norms");
   const c10::NoGradGuard no_grad;
   const auto numbers = at::TensorOptions().dtype(at::kDouble).device(runtime->world().device());

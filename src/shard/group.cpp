@@ -92,8 +92,8 @@ Group::Group(std::string label, const GroupTraits& traits, std::vector<Candidate
     const auto& name = candidates[member].name;
     const auto& parameter = candidates[member].parameter;
     names_.push_back(name);
-    unset_.push_back(parameter.is_meta());
-    if (!unset_.back()) take_member(member, values_of_first_rank(parameter));
+    uninitialised_.push_back(parameter.is_meta());
+    if (!uninitialised_.back()) take_member(member, values_of_first_rank(parameter));
     // Own version counters: what the optimizer writes can be told from what Sherd writes.
     main_pieces_.push_back(
         held_run(*layout_, main_, part(Role::optimizer), static_cast<int64_t>(member))
@@ -149,7 +149,7 @@ void Group::take_member(size_t member, const at::Tensor& values) {
     held->storage.narrow(0, piece.offset, piece.length)
         .copy_(values.narrow(0, piece.begin, piece.length));
   }
-  unset_[member] = false;
+  uninitialised_[member] = false;
 }
 
 void Group::fill_member(size_t member, uint64_t key, const KeyedValues& values) {
@@ -161,13 +161,13 @@ void Group::fill_member(size_t member, uint64_t key, const KeyedValues& values) 
     fill_keyed(
         {data, held->storage.scalar_type(), piece.begin, piece.length, key, values}, device_);
   }
-  unset_[member] = false;
+  uninitialised_[member] = false;
 }
 
-std::optional<std::string> Group::unset() const {
-  const auto found = std::find(unset_.begin(), unset_.end(), true);
-  if (found == unset_.end()) return std::nullopt;
-  return names_[static_cast<size_t>(found - unset_.begin())];
+std::optional<std::string> Group::uninitialised() const {
+  const auto found = std::find(uninitialised_.begin(), uninitialised_.end(), true);
+  if (found == uninitialised_.end()) return std::nullopt;
+  return names_[static_cast<size_t>(found - uninitialised_.begin())];
 }
 
 void Group::point(const at::Tensor& parameter, const at::Tensor& data) {
@@ -302,7 +302,7 @@ at::Tensor Group::model_piece(size_t member) const {
   return held_run(*layout_, model_, part(Role::optimizer), static_cast<int64_t>(member));
 }
 
-Group::Like Group::like_main(c10::ScalarType dtype) const {
+Group::Like Group::allocate_like_main(c10::ScalarType dtype) const {
   const auto mine = part(Role::optimizer);
   Like result{allocate(layout_->part_size(mine.count), dtype), {}};
   for (size_t member = 0; member < names_.size(); ++member) {
@@ -320,7 +320,7 @@ void Group::divide_gradient(double divisor) const {
 
 at::Tensor Group::full_main() const {
   const auto mine = part(Role::optimizer);
-  HeldPart full{allocate(layout_->full_size(), traits_.dtypes.main), whole_};
+  SlotSpan full{allocate(layout_->full_size(), traits_.dtypes.main), whole_};
   const auto copy = [](const std::vector<Transfer>& transfers) {
     for (const auto& [output, input] : transfers) output.copy_(input);
   };
@@ -364,13 +364,13 @@ Group::Stored Group::stored(size_t member) const {
 }
 
 void Group::take_main(const at::Tensor& full) {
-  const HeldPart all{full, whole_};
+  const SlotSpan all{full, whole_};
   for (const auto* held : {&main_, &model_}) {
     const auto from = runs(*layout_, all, held->part);
     const auto to = runs(*layout_, *held, held->part);
     for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
   }
-  std::fill(unset_.begin(), unset_.end(), false);
+  std::fill(uninitialised_.begin(), uninitialised_.end(), false);
 }
 
 }  // namespace sherd

@@ -138,7 +138,7 @@ class Group {
   };
   Target take_target(size_t member);
   /// Makes what is pending, and zeroes what nothing was written to.
-  void settle_gradients();
+  void zero_unwritten_gradients();
   /// Makes what is pending.
   void flush();
   void drop_pending();
@@ -163,7 +163,7 @@ class Group {
     at::Tensor storage;
     std::vector<at::Tensor> pieces;
   };
-  Like like_main(c10::ScalarType dtype) const;
+  Like allocate_like_main(c10::ScalarType dtype) const;
   void allocate_gradient();
   /// Divides the reduced gradient.
   void divide_gradient(double divisor) const;
@@ -177,8 +177,8 @@ class Group {
   // ---- initial values ----------------------------------------------------------------------
 
   /// Whether a parameter came without values and has got none since; the first such one's name.
-  bool is_unset(size_t member) const { return unset_[member]; }
-  std::optional<std::string> unset() const;
+  bool is_uninitialised(size_t member) const { return uninitialised_[member]; }
+  std::optional<std::string> uninitialised() const;
   /// All elements of a parameter, flat; this rank's are kept.
   void take_member(size_t member, const at::Tensor& values);
   void fill_member(size_t member, uint64_t key, const KeyedValues& values);
@@ -193,7 +193,7 @@ class Group {
   };
   Stored stored(size_t member) const;
   /// All pieces were written.
-  void note_stored() { std::fill(unset_.begin(), unset_.end(), false); }
+  void note_stored() { std::fill(uninitialised_.begin(), uninitialised_.end(), false); }
 
   /// What a parameter of the module is while it is sharded: a view of the flat storage.
   const at::Tensor& flat_view(size_t member) const { return views_[member]; }
@@ -215,7 +215,7 @@ class Group {
   void bind_parameters();
   void bind_gradients();
   at::Tensor take(c10::ScalarType dtype) const;
-  std::vector<Deposit> deposits(
+  std::vector<CastCopy> deposits(
       const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) const;
 
   std::string label_;
@@ -228,13 +228,13 @@ class Group {
   Part whole_{0, 1};
   Part inner_;  // over the inner axis alone
   Part both_;
-  HeldPart model_;
-  HeldPart main_;
-  HeldPart gradient_;
+  SlotSpan model_;
+  SlotSpan main_;
+  SlotSpan gradient_;
   bool shares_weight_ = true;
   FlatStorage flat_;
   std::vector<at::Tensor> views_;  // of it, by parameter
-  std::vector<bool> unset_;
+  std::vector<bool> uninitialised_;
   std::vector<at::Tensor> main_pieces_;
   std::vector<at::Tensor> gradient_pieces_;
 
@@ -248,18 +248,18 @@ class Group {
   PerAxis<std::vector<Transfer>> gather_;
   PerAxis<std::vector<Transfer>> scatter_;  // reduce-scatters, or
   PerAxis<std::vector<at::Tensor>> all_reduce_;
-  PerAxis<std::vector<Deposit>> stage_;
+  PerAxis<std::vector<CastCopy>> stage_;
   struct Accumulation {
-    std::vector<Deposit> deposits;
-    DepositKind kind;
+    std::vector<CastCopy> deposits;
+    CastCopyKind kind;
   };
   PerAxis<Accumulation> accumulate_;
-  DepositKind stage_kind_;
+  CastCopyKind stage_kind_;
 
   // Gradients that have arrived: where they go, and those that wait to be copied together.
   std::vector<at::Tensor> targets_;
   std::vector<bool> written_;
-  std::vector<Deposit> pending_;
+  std::vector<CastCopy> pending_;
   std::vector<at::Tensor> pending_owners_;
   c10::ScalarType pending_dtype_{};
   int64_t pending_bytes_ = 0;

@@ -82,14 +82,14 @@ void Group::unbind() {
 }
 
 void Group::bind_parameters() {
-  const auto in = [&](const HeldPart& buffer, Part wanted) {
+  const auto in = [&](const SlotSpan& buffer, Part wanted) {
     return runs(*layout_, buffer, wanted);
   };
   refresh_ = {};
   gather_ = {};
   const auto group = spec("");
   if (slot_.defined()) {
-    const HeldPart slot{slot_, whole_};
+    const SlotSpan slot{slot_, whole_};
     const bool outer = gathers_outer(group);
     if (outer) gather_.outer = pair_runs(in(slot, inner_), in(model_, both_));
     gather_.inner = pair_runs(in(slot, whole_), outer ? in(slot, inner_) : in(model_, inner_));
@@ -99,9 +99,9 @@ void Group::bind_parameters() {
   if (refreshes_inner(group)) refresh_.inner = pair_runs(in(model_, whole_), in(model_, inner_));
 }
 
-std::vector<Deposit> Group::deposits(
+std::vector<CastCopy> Group::deposits(
     const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) const {
-  std::vector<Deposit> result;
+  std::vector<CastCopy> result;
   for (size_t i = 0; i < targets.size(); ++i) {
     result.push_back(
         {targets[i].mutable_data_ptr(), sources[i].const_data_ptr(), targets[i].numel(), false});
@@ -113,7 +113,7 @@ std::vector<Deposit> Group::deposits(
 // the main gradient. Reductions are in place: this rank's part of what is reduced is where the
 // result goes. Where the reduce dtype is another, the main gradient is copied to a stage first.
 void Group::bind_gradients() {
-  const auto in = [&](const HeldPart& buffer, Part wanted) {
+  const auto in = [&](const SlotSpan& buffer, Part wanted) {
     return runs(*layout_, buffer, wanted);
   };
   const auto group = spec("");
@@ -125,10 +125,10 @@ void Group::bind_gradients() {
   targets_.clear();
   if (gradients_are_sharded() && !gradient_slot_.defined()) return;  // not needed now
   stage_kind_ = {traits_.dtypes.reduce, traits_.dtypes.gradient, 1};
-  const DepositKind back{traits_.dtypes.gradient, traits_.dtypes.reduce, 1};
-  const DepositKind divided{traits_.dtypes.gradient, traits_.dtypes.reduce, divisor_};
+  const CastCopyKind back{traits_.dtypes.gradient, traits_.dtypes.reduce, 1};
+  const CastCopyKind divided{traits_.dtypes.gradient, traits_.dtypes.reduce, divisor_};
   if (gradients_are_sharded()) {
-    const HeldPart slot{gradient_slot_, whole_};
+    const SlotSpan slot{gradient_slot_, whole_};
     scatter_.inner = pair_runs(in(slot, inner_), in(slot, whole_));
     const bool outer = gradient_sharded_outer(group);
     if (outer) scatter_.outer = pair_runs(in(slot, both_), in(slot, inner_));
@@ -136,7 +136,7 @@ void Group::bind_gradients() {
     const auto mine = accumulated();
     accumulation = {deposits(in(gradient_, mine), in(slot, mine)), divided};
   } else {
-    HeldPart reduced = gradient_;
+    SlotSpan reduced = gradient_;
     if (staged) {
       reduced = {in_arena(place_.stage_reduce, whole_, traits_.dtypes.reduce), whole_};
       stage_.inner = deposits(in(reduced, whole_), in(gradient_, whole_));
@@ -153,7 +153,7 @@ void Group::bind_gradients() {
     const Part mine = optimizer_sharded(group) ? inner_ : whole_;
     const bool scatters = optimizer_sharded_outer(group);
     const Part result = scatters ? both_ : mine;
-    HeldPart reduced = gradient_;
+    SlotSpan reduced = gradient_;
     if (staged) {
       reduced = {in_arena(place_.stage_outer, mine, traits_.dtypes.reduce), mine};
       stage_.outer = deposits(in(reduced, mine), in(gradient_, mine));
@@ -224,7 +224,7 @@ void Group::refresh_now() const {
 }
 
 at::Tensor Group::gather_now() const {
-  HeldPart full{allocate(layout_->full_size(), traits_.dtypes.model), whole_};
+  SlotSpan full{allocate(layout_->full_size(), traits_.dtypes.model), whole_};
   const bool outer = gathers_outer(spec(""));
   const auto mine = model_.part;
   const auto place = pair_runs(runs(*layout_, full, mine), runs(*layout_, model_, mine));
@@ -279,7 +279,7 @@ Group::Target Group::take_target(size_t member) {
   return {targets_[member], !again};
 }
 
-void Group::settle_gradients() {
+void Group::zero_unwritten_gradients() {
   flush();
   for (size_t member = 0; member < names_.size(); ++member) {
     if (!written_[member]) targets_[member].zero_();

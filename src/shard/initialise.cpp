@@ -145,7 +145,7 @@ class Birth {
     if (!options_.values) return;
     for (const auto& place : unit_.parameters()) {
       auto& group = *unit_.groups()[place.group];
-      if (!group.is_unset(place.index)) continue;
+      if (!group.is_uninitialised(place.index)) continue;
       const auto name = join(path_, group.name(place.index));
       const auto values = options_.values(name, place.parameter.sizes());
       if (!values) continue;
@@ -172,7 +172,7 @@ class Birth {
     const auto parameters = unit_.parameters();
     for (const auto& place : parameters) {
       const auto& group = *unit_.groups()[place.group];
-      if (!group.is_unset(place.index)) continue;
+      if (!group.is_uninitialised(place.index)) continue;
       fresh_.push_back({join(path_, group.name(place.index)), place.parameter, place});
       check_key(group, fresh_.back().name);
     }

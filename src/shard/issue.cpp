@@ -10,7 +10,7 @@ namespace sherd {
 
 void Runtime::set_recorder(std::shared_ptr<Recorder> recorder) {
   recorder_ = std::move(recorder);
-  lanes_->set_recorder(recorder_);
+  streams_->set_recorder(recorder_);
 }
 
 void Runtime::run(const Boundary& boundary) {
@@ -26,40 +26,40 @@ void Runtime::issue(const Instruction& instruction) {
                            ->groups()[static_cast<size_t>(instruction.group)];
   const ProfileScope scope(group.range_name(instruction.action));
   const auto axis = instruction.axis;
-  using enum Lanes::Kind;
+  using enum ProgramStreams::Kind;
   const bool of_gradients = instruction.action == Action::reduce ||
                             instruction.action == Action::stage ||
                             instruction.action == Action::accumulate;
   if (of_gradients && !trains_) {
     // There are none; what waits for the instruction still has to see its end.
-    return lanes_->issue(instruction, kernel, [](Communicator::OnStream) { return Work(); });
+    return streams_->issue(instruction, kernel, [](Communicator::OnStream) { return Work(); });
   }
   switch (instruction.action) {
     case Action::refresh:
       ++issued_;
-      return lanes_->issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
-        return group.refresh(axis, stream);
-      });
+      return streams_->issue(
+          instruction, collective,
+          [&group, axis](Communicator::OnStream stream) { return group.refresh(axis, stream); });
     case Action::gather:
       ++issued_;
       take_parameters(instruction);
-      return lanes_->issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
-        return group.gather(axis, stream);
-      });
+      return streams_->issue(
+          instruction, collective,
+          [&group, axis](Communicator::OnStream stream) { return group.gather(axis, stream); });
     case Action::reduce:
       ++issued_;
-      return lanes_->issue(
+      return streams_->issue(
           instruction, collective,
           [&group, axis, scatter = instruction.scatter](Communicator::OnStream stream) {
             return group.reduce(axis, scatter, stream);
           });
     case Action::stage:
-      return lanes_->issue(instruction, kernel, [&group, axis](Communicator::OnStream) {
+      return streams_->issue(instruction, kernel, [&group, axis](Communicator::OnStream) {
         group.stage(axis);
         return Work();
       });
     case Action::accumulate:
-      return lanes_->issue(
+      return streams_->issue(
           instruction, kernel,
           [this, &group, &instruction, moment = moment()](Communicator::OnStream) mutable {
             group.accumulate(instruction.axis, instruction.overwrite);
@@ -77,7 +77,7 @@ void Runtime::take_parameters(const Instruction& instruction) {
   units_[static_cast<size_t>(instruction.unit)]
       ->groups()[static_cast<size_t>(instruction.group)]
       ->take_parameters();
-  lanes_->join(instruction.stream);
+  streams_->join(instruction.stream);
 }
 
 /// Eager: compute has waited for all reductions but the last that was begun.
@@ -103,50 +103,50 @@ void Runtime::run_on_compute(const Instruction& instruction) {
   switch (instruction.action) {
     case Action::wait:
       look_at_agreement(/*block=*/!world_.device().is_cuda());
-      while (follows_ && phase_ == Phase::forward && !lanes_->have_happened(instruction.waits)) {
+      while (follows_ && phase_ == Phase::forward && !streams_->have_happened(instruction.waits)) {
         follow_others(/*block=*/false);
         std::this_thread::sleep_for(kFollowPause);
       }
-      lanes_->wait(instruction.waits);
+      streams_->wait(instruction.waits);
       unit->show();
-      lanes_->disturb_compute();
+      streams_->disturb_compute();
       return;
     case Action::compute:
       // Complete where it signals: no later call of the unit adds to its gradients.
       if (phase_ == Phase::backward && instruction.signals != kNone) {
-        settle_gradients(*unit);
+        zero_unwritten_gradients(*unit);
         const bool opened = program_->place(instruction.unit).gradients != kNone;
         if (is_eager() && opened) reducing_.push_back(unit);  // it begins with what comes next
       }
       break;
     case Action::release: unit->hide(); break;
     case Action::open:
-      lanes_->wait(instruction.waits);
+      streams_->wait(instruction.waits);
       if (is_eager()) take_gradients(*unit);
       for (const auto& group : unit->groups()) {
         if (group->gradients_are_sharded()) group->forget_gradients();
       }
       break;
     case Action::drain:
-      lanes_->wait(instruction.waits);
+      streams_->wait(instruction.waits);
       while (!reducing_.empty()) drop_gradients();
       break;
     default:
       TORCH_INTERNAL_ASSERT(false, "[shard] ", to_text(instruction.action), " is not issued");
   }
-  if (instruction.signals != kNone) lanes_->signal(instruction.signals);
+  if (instruction.signals != kNone) streams_->signal(instruction.signals);
 }
 
 /// What nothing was written to is zero: in the slot for this pass, in the main gradient for the
 /// step.
-void Runtime::settle_gradients(Unit& unit) {
+void Runtime::zero_unwritten_gradients(Unit& unit) {
   unit.collecting = false;
   if (!trains_) return;
   for (size_t i = 0; i < unit.groups().size(); ++i) {
     auto& group = *unit.groups()[i];
     if (!group.traits().trainable) continue;
     if (group.gradients_are_sharded() || backward_flags_.last) {
-      group.settle_gradients();
+      group.zero_unwritten_gradients();
     } else {
       group.flush();
     }

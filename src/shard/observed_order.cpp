@@ -36,14 +36,14 @@ bool is_plain(const std::vector<int64_t>& marks) {
   return true;
 }
 
-size_t count_calls(const Order& order) {
-  return static_cast<size_t>(
-      std::count_if(order.begin(), order.end(), [](const Visit& visit) { return visit.enter; }));
+size_t count_calls(const CallOrder& order) {
+  return static_cast<size_t>(std::count_if(
+      order.begin(), order.end(), [](const CallEvent& visit) { return visit.enter; }));
 }
 
 /// Numbers the recomputes by the position of their first call. What lies between two calls of one
 /// is part of it, called or not.
-Order number_recomputes(Order order) {
+CallOrder number_recomputes(CallOrder order) {
   std::map<int32_t, std::pair<size_t, size_t>> ends;  // of each: its first and last call
   for (size_t i = 0; i < order.size(); ++i) {
     if (!order[i].enter || order[i].recompute == kNone) continue;
@@ -51,7 +51,7 @@ Order number_recomputes(Order order) {
   }
   for (const auto& [number, range] : ends) {
     const auto begin = order.begin() + static_cast<std::ptrdiff_t>(range.first);
-    const auto position = static_cast<int32_t>(count_calls(Order(order.begin(), begin)));
+    const auto position = static_cast<int32_t>(count_calls(CallOrder(order.begin(), begin)));
     for (size_t i = range.first; i <= range.second; ++i) {
       if (order[i].enter) order[i].recompute = position;
     }
@@ -60,7 +60,7 @@ Order number_recomputes(Order order) {
 }
 
 /// The order with recomputes where marks have them, each numbered by its first position.
-Order with_recomputes(Order order, const std::vector<int64_t>& marks) {
+CallOrder with_recomputes(CallOrder order, const std::vector<int64_t>& marks) {
   size_t position = 0;
   int32_t first = kNone;
   bool joined = false;  // with the call before
@@ -77,7 +77,7 @@ Order with_recomputes(Order order, const std::vector<int64_t>& marks) {
 }
 
 /// Adds the marks of an order's recomputes.
-void mark_recomputes(const Order& order, std::vector<int64_t>& marks) {
+void mark_recomputes(const CallOrder& order, std::vector<int64_t>& marks) {
   size_t position = 0;
   int32_t before = kNone;
   for (const auto& visit : order) {
@@ -91,15 +91,15 @@ void mark_recomputes(const Order& order, std::vector<int64_t>& marks) {
   }
 }
 
-Order without_recomputes(Order order) {
+CallOrder without_recomputes(CallOrder order) {
   for (auto& visit : order) visit.recompute = kNone;
   return order;
 }
 
 /// A call that no rank made, of a unit that is called elsewhere, is where the order used to have
 /// it: it is dropped. Returns too where each position has gone.
-std::pair<Order, std::vector<int32_t>> without_skipped(
-    const Order& order, const std::vector<int64_t>& marks, size_t units) {
+std::pair<CallOrder, std::vector<int32_t>> without_skipped(
+    const CallOrder& order, const std::vector<int64_t>& marks, size_t units) {
   std::vector<bool> called(units);
   size_t position = 0;
   for (const auto& visit : order) {
@@ -107,20 +107,20 @@ std::pair<Order, std::vector<int32_t>> without_skipped(
       called[static_cast<size_t>(visit.unit)] = true;
     }
   }
-  Order result;
-  std::vector<int32_t> moved;
+  CallOrder result;
+  std::vector<int32_t> remapped_positions;
   std::vector<bool> kept;  // of the visits that are open
   int32_t next = 0;
   for (const auto& visit : order) {
     if (visit.enter) {
-      const bool made = is_set(marks, moved.size(), kMade);
+      const bool made = is_set(marks, remapped_positions.size(), kMade);
       kept.push_back(made || !called[static_cast<size_t>(visit.unit)]);
-      moved.push_back(kept.back() ? next++ : kNone);
+      remapped_positions.push_back(kept.back() ? next++ : kNone);
     }
     if (kept.back()) result.push_back(visit);
     if (!visit.enter) kept.pop_back();
   }
-  return {number_recomputes(std::move(result)), std::move(moved)};
+  return {number_recomputes(std::move(result)), std::move(remapped_positions)};
 }
 
 }  // namespace
@@ -138,12 +138,12 @@ bool Runtime::notice_recompute(int32_t expected) {
     return seen.region == region;
   });
   if (known == recomputes_.end()) {
-    const bool copies = confirmed_ && !deviated_ && expected == kNone;
+    const bool copies = order_agreed_ && !recording_order_ && expected == kNone;
     recomputes_.push_back({region, expected, copies});
     return copies;
   }
   // It began where another one was expected: all ranks must find a new order together.
-  if (!known->copies && known->expected != expected && confirmed_) deviate();
+  if (!known->copies && known->expected != expected && order_agreed_) start_recording_order();
   return known->copies;
 }
 
@@ -174,7 +174,7 @@ void Runtime::forget_calls() noexcept {
 }
 
 /// What this rank has to say of each position; see the note.
-std::vector<int64_t> Runtime::call_marks(const Order& order) const {
+std::vector<int64_t> Runtime::call_marks(const CallOrder& order) const {
   std::vector<int64_t> marks(count_calls(order) * kMarks);
   std::map<const Region*, std::pair<int32_t, int32_t>> spans;
   for (const auto& [position, region] : made_) {
@@ -214,9 +214,10 @@ void Runtime::finish_for_following() {
 /// Takes part in what the others do on the side, as far as it is known or, with `block`, until it
 /// is known what they do next.
 void Runtime::follow_others(bool block) {
-  const BackwardFlags flags{done_ == 0, done_ + 1 == micro_batches_, /*kept=*/true};
+  const BackwardFlags flags{
+      backwards_done_ == 0, backwards_done_ + 1 == micro_batches_, /*kept=*/true};
   // Of a backward that does not communicate the others say nothing.
-  if (!follows_ || followed_ || (confirmed_ && !communicates(program_->backward(flags)))) return;
+  if (!follows_ || followed_ || (order_agreed_ && !communicates(program_->backward(flags)))) return;
   // On CUDA the current stream may wait for gathers that the others have not come to yet.
   std::optional<c10::StreamGuard> side;
   if (world_.device().is_cuda()) {
@@ -224,10 +225,10 @@ void Runtime::follow_others(bool block) {
                      .getStreamFromGlobalPool(world_.device(), /*isHighPriority=*/false));
   }
   while (!followed_) {
-    if (!agreement_->is_following()) agreement_->start_following(watch_.has_news());
+    if (!agreement_->is_following()) agreement_->start_following(watch_.has_findings());
     // The others finish what the program has issued before they ask for more: that takes this rank.
     while (block && !agreement_->arrived()) {
-      lanes_->pump();
+      streams_->pump();
       std::this_thread::sleep_for(kFollowPause);
     }
     if (!agreement_->arrived()) return;
@@ -239,8 +240,8 @@ void Runtime::follow_others(bool block) {
       continue;
     }
     followed_ = next;
-    deviated_ = next->kind == Agreement::Kind::unforeseen;
-    if (deviated_) trace_ = order();
+    recording_order_ = next->kind == Agreement::Kind::unforeseen;
+    if (recording_order_) observed_order_ = order();
   }
 }
 
@@ -248,10 +249,10 @@ void Runtime::follow_others(bool block) {
 
 /// The first training pass tells all ranks the order of the units; so does a pass that went another
 /// way than the program. Collective.
-void Runtime::settle_order() {
-  auto order = without_recomputes(deviated_ ? trace_ : this->order());
+void Runtime::adopt_observed_order() {
+  auto order = without_recomputes(recording_order_ ? observed_order_ : this->order());
   const auto text = order_text(order);
-  const bool first = !confirmed_ && pass_->train;
+  const bool first = !order_agreed_ && pass_->train;
   const auto mine = call_marks(order);
   Agreement::Record record{
       .kind = first ? Agreement::Kind::order : Agreement::Kind::unforeseen,
@@ -262,14 +263,14 @@ void Runtime::settle_order() {
       record,
       first ? "calls its units for the first time" : "calls its units in another order than before",
       text, idle_, has_followed));
-  confirmed_ = confirmed_ || first;
+  order_agreed_ = order_agreed_ || first;
   // If every rank made all calls outside recomputes, their marks are equal: no exchange is needed.
   const bool alike = !agreement_->take_new_recomputes();
   const auto marks = alike ? mine : agreement_->max_of(call_marks(order));
   if (pass_->train) check_recomputes(order, marks);
   order = with_recomputes(std::move(order), marks);
   if (order == this->order()) return;
-  auto [shorter, moved] = without_skipped(order, marks, units_.size());
+  auto [shorter, remapped_positions] = without_skipped(order, marks, units_.size());
   if (pass_->train) {
     build(std::move(shorter));
   } else {
@@ -277,13 +278,13 @@ void Runtime::settle_order() {
     evaluation_ = std::move(shorter);
     build(program_->order());
   }
-  verified_ = true;
+  program_agreed_ = true;
   pass_->program = program_;
-  pass_->moved = std::move(moved);
+  pass_->remapped_positions = std::move(remapped_positions);
 }
 
 /// Ranks that call a unit call it under a recompute, or none does.
-void Runtime::check_recomputes(const Order& order, const std::vector<int64_t>& marks) {
+void Runtime::check_recomputes(const CallOrder& order, const std::vector<int64_t>& marks) {
   size_t position = 0;
   for (const auto& visit : order) {
     if (!visit.enter) continue;
@@ -307,7 +308,7 @@ void Runtime::adopt_new_recomputes(const Pass& pass) {
   mine.resize(count_calls(known) * kMarks);  // none: as the program has them
   auto marks = agreement_->max_of(mine);
   // Captured addresses, or a newer order of calls: it stays with copies.
-  if (!fixed_.empty() || pass.program != newest_) return;
+  if (!addresses_pinned_by_.empty() || pass.program != next_program_) return;
   mark_recomputes(known, marks);
   const auto order = with_recomputes(known, marks);
   if (order != known) build(order);
@@ -315,7 +316,7 @@ void Runtime::adopt_new_recomputes(const Pass& pass) {
 
 // ---- orders in words ----------------------------------------------------------------------------
 
-std::string Runtime::order_text(const Order& order) const {
+std::string Runtime::order_text(const CallOrder& order) const {
   std::ostringstream out;
   for (const auto& visit : order) {
     out << (visit.enter ? "enters unit " : "leaves unit ") << visit.unit << " ('"
@@ -324,13 +325,13 @@ std::string Runtime::order_text(const Order& order) const {
   return out.str();
 }
 
-Order Runtime::order_from(const std::string& text) const {
-  Order order;
+CallOrder Runtime::order_from(const std::string& text) const {
+  CallOrder order;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) {
     std::istringstream words(line);
     std::string what, word;
-    Visit visit;
+    CallEvent visit;
     words >> what >> word >> visit.unit;
     visit.enter = what == "enters";
     order.push_back(visit);

@@ -43,14 +43,14 @@ UnitCall Runtime::before_forward(Unit& unit) {
     run_forward(*ahead);
     const auto& boundary = section_->boundaries[cursor_];
     const bool copies = notice_recompute(order()[cursor_].recompute);
-    if (deviated_) trace_.push_back({unit.number, true});
-    call.position_ = deviated_ ? entered_++ : boundary.position;
+    if (recording_order_) observed_order_.push_back({unit.number, true});
+    call.position_ = recording_order_ ? entered_++ : boundary.position;
     frames_.push_back({&unit, boundary.position, {}, false, copies ? call.position_ : kNone});
     ++cursor_;
     run(boundary);
   } else {
-    deviate();
-    trace_.push_back({unit.number, true});
+    start_recording_order();
+    observed_order_.push_back({unit.number, true});
     call.position_ = entered_++;
     frames_.push_back({&unit, kNone, {}, true, kNone});
     enter_unforeseen(unit);
@@ -86,9 +86,9 @@ std::optional<size_t> Runtime::find_ahead(const Unit& unit) const {
 void Runtime::run_forward(size_t until) {
   for (; cursor_ < until; ++cursor_) {
     const auto& boundary = section_->boundaries[cursor_];
-    if (deviated_) {
-      trace_.push_back(order()[cursor_]);
-      if (trace_.back().enter) ++entered_;
+    if (recording_order_) {
+      observed_order_.push_back(order()[cursor_]);
+      if (observed_order_.back().enter) ++entered_;
     }
     run(boundary);
     auto& unit = *units_[static_cast<size_t>(boundary.unit)];
@@ -148,7 +148,7 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
         ++exit;
       }
       run_forward(exit);
-      if (deviated_) trace_.push_back({unit.number, false});
+      if (recording_order_) observed_order_.push_back({unit.number, false});
       run(section_->boundaries[cursor_++]);
     }
     frames_.pop_back();
@@ -160,14 +160,14 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
 
 void Runtime::begin_pass(bool train, bool idle) {
   if (recovering_) recover();
-  if (!confirmed_) check_set();  // once is enough
+  if (!order_agreed_) check_initialised();  // once is enough
   check_published();
-  if (program_ != newest_) use(newest_);
+  if (program_ != next_program_) use(next_program_);
   followed_.reset();
   follows_ = idle && train && !capturing_ && world_.size() > 1 && !world_.device().is_meta();
   if (follows_) finish_for_following();
-  pass_ = std::make_shared<Pass>(Pass{program_, train, weights_});
-  const ForwardFlags flags{changed_, train, kept_};
+  pass_ = std::make_shared<Pass>(Pass{program_, train, weight_version_});
+  const ForwardFlags flags{changed_, train, units_stay_gathered_};
   section_ = &program_->forward(flags);
   if (recorder_) recorder_->begin_section(section_->name, Section::Kind::forward);
   agree_on_pass(
@@ -175,8 +175,8 @@ void Runtime::begin_pass(bool train, bool idle) {
       flags.changed | flags.train << 1 | flags.kept << 2);
   cursor_ = 0;
   idle_ = idle;
-  deviated_ = false;
-  trace_.clear();
+  recording_order_ = false;
+  observed_order_.clear();
   entered_ = 0;
   phase_ = Phase::forward;
 }
@@ -185,7 +185,7 @@ void Runtime::begin_pass(bool train, bool idle) {
 /// alone would be taken for what the others do next.
 void Runtime::agree_on_pass(const char* what, int64_t flags) {
   if (capturing_) return;  // ranks speak before each replay
-  if (!communicates(*section_) && verified_) return;
+  if (!communicates(*section_) && program_agreed_) return;
   const int64_t number = ++passes_;
   const auto fingerprint =
       static_cast<int64_t>(program_->fingerprint() ^ std::hash<std::vector<bool>>()(frozen_));
@@ -196,10 +196,10 @@ void Runtime::agree_on_pass(const char* what, int64_t flags) {
         "[shard.agree] rank ", world_.rank(), ", which has no data, begins ", what, " as pass ",
         number, " of step ", step_ + 1, ", but the other ranks do something else: a rank calls ",
         "sherd::idle_pass for each pass that the others make with data");
-    verified_ = true;
+    program_agreed_ = true;
     return;
   }
-  const bool news = watch_.has_news();
+  const bool news = watch_.has_findings();
   agreement_->start(
       {Agreement::Kind::pass, step_, fingerprint, number << 8 | flags, news,
        !pass_->new_recomputes.empty()},
@@ -209,8 +209,8 @@ void Runtime::agree_on_pass(const char* what, int64_t flags) {
             "\nfrozen since sharding: ", frozen_text(frozen), "\n", program->facts());
       });
   // Unknown programs are compared before anything else is sent.
-  if (!verified_) agreement_->check(/*block=*/true);
-  verified_ = true;
+  if (!program_agreed_) agreement_->check(/*block=*/true);
+  program_agreed_ = true;
 }
 
 void Runtime::end_pass() {
@@ -219,10 +219,10 @@ void Runtime::end_pass() {
   look_at_agreement(/*block=*/true);
   if (idle_) follow_others(/*block=*/true);
   changed_ = false;
-  if (pass_->train) kept_ = true;
-  report_due_ = agreement_->take_news() || report_due_;
-  if (deviated_ || (!confirmed_ && pass_->train)) {
-    settle_order();
+  if (pass_->train) units_stay_gathered_ = true;
+  report_due_ = agreement_->take_findings_flag() || report_due_;
+  if (recording_order_ || (!order_agreed_ && pass_->train)) {
+    adopt_observed_order();
   } else if (std::any_of(recomputes_.begin(), recomputes_.end(), [](const auto& seen) {
                return seen.copies;
              })) {
@@ -232,13 +232,13 @@ void Runtime::end_pass() {
   pass_.reset();
 }
 
-void Runtime::deviate() {
-  if (deviated_) return;
-  deviated_ = true;
+void Runtime::start_recording_order() {
+  if (recording_order_) return;
+  recording_order_ = true;
   const auto& known = order();
-  trace_.assign(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(cursor_));
+  observed_order_.assign(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(cursor_));
   entered_ = 0;
-  for (const auto& visit : trace_) entered_ += visit.enter ? 1 : 0;
+  for (const auto& visit : observed_order_) entered_ += visit.enter ? 1 : 0;
 }
 
 /// A unit that the program does not expect here is gathered on the spot, into memory of its own:
@@ -246,7 +246,7 @@ void Runtime::deviate() {
 /// without follow (see follow_others).
 void Runtime::enter_unforeseen(Unit& unit) {
   agreement_->check(/*block=*/true);
-  lanes_->finish();
+  streams_->finish();
   const auto words =
       c10::str("calls unit '", unit.name(), "' where the program does not expect it");
   agreement_->start(
@@ -268,7 +268,7 @@ std::vector<at::Tensor> Runtime::gather_unforeseen(Unit& unit) {
 }
 
 void Runtime::leave_unforeseen(Unit& unit) {
-  trace_.push_back({unit.number, false});
+  observed_order_.push_back({unit.number, false});
   if (unit.calls == 1) return unit.hide(/*keeps_memory=*/true);  // maybe of a gather ahead
   // Within a call of itself: the outer one goes on with what it had.
   for (auto frame = frames_.rbegin() + 1; frame != frames_.rend(); ++frame) {
@@ -294,14 +294,14 @@ void Runtime::abandon() noexcept {
   if (backward_) backward_->over = true;
   if (phase_ == Phase::resting) return;
   if (phase_ == Phase::backward && trains_) {
-    done_ = 0;  // the step's gradients are incomplete
-    spoilt_ = true;
+    backwards_done_ = 0;  // the step's gradients are incomplete
+    gradients_incomplete_ = true;
   }
   phase_ = Phase::resting;
   frames_.clear();
   pass_.reset();
   forget_calls();
-  kept_ = false;
+  units_stay_gathered_ = false;
   recovering_ = true;
   for (auto* unit : units_) {
     if (!unit) continue;
@@ -315,22 +315,23 @@ void Runtime::abandon() noexcept {
 /// taken for each other.
 void Runtime::recover() {
   agreement_->check(/*block=*/true);
-  agreement_->start({Agreement::Kind::recovery, issued_, done_, 0}, [issued = issued_, this] {
-    return c10::str(
-        "goes on after an exception in '", root().name(), "', with ", issued,
-        " collectives behind it");
-  });
+  agreement_->start(
+      {Agreement::Kind::recovery, issued_, backwards_done_, 0}, [issued = issued_, this] {
+        return c10::str(
+            "goes on after an exception in '", root().name(), "', with ", issued,
+            " collectives behind it");
+      });
   agreement_->check(/*block=*/true);
-  lanes_->finish();
+  streams_->finish();
   for (auto* unit : units_) unit->hide();
   while (!reducing_.empty()) drop_gradients();
   // What the failed pass gave to compute comes before what the next one gathers.
-  lanes_->signal(published());
-  if (spoilt_) watch_.forget(step_ + 1);
-  report_due_ = agreement_->take_news() || report_due_;
+  streams_->signal(published());
+  if (gradients_incomplete_) watch_.forget(step_ + 1);
+  report_due_ = agreement_->take_findings_flag() || report_due_;
   agreement_->take_new_recomputes();  // of a pass that is over
   passes_ = 0;
-  recovering_ = spoilt_ = false;
+  recovering_ = gradients_incomplete_ = false;
 }
 
 }  // namespace sherd

@@ -136,7 +136,7 @@ void Recorder::add_computing(const Program&, StepRecord& result) const {
 
 Recording::Recording(const torch::nn::Module& model, std::function<int64_t()> live)
     : runtime_(Runtime::of_model(model, "Recording")) {
-  runtime_->settle("Recording");
+  runtime_->wait_until_idle("Recording");
   recorder_ = std::make_shared<Recorder>(runtime_->world().device(), std::move(live));
   runtime_->set_recorder(recorder_);
 }
@@ -146,7 +146,7 @@ Recording::~Recording() {
 }
 
 StepRecord Recording::finish() {
-  runtime_->settle("Recording");
+  runtime_->wait_until_idle("Recording");
   runtime_->set_recorder(nullptr);
   const auto device = runtime_->world().device();
   if (device.is_cuda())

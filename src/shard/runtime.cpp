@@ -49,7 +49,7 @@ void Runtime::form(Unit& root) {
   build(default_order());
   const auto self = shared_from_this();
   for (auto* unit : units_) unit->runtime = self;
-  hold_empty_units();
+  keep_parameterless_units_alive();
   published_versions_ = versions();
   std::vector<at::Tensor> weights;
   for (const auto* unit : units_) {
@@ -58,7 +58,7 @@ void Runtime::form(Unit& root) {
       weights.insert(weights.end(), group->main_pieces().begin(), group->main_pieces().end());
     }
   }
-  witness_ = Witness(weights);
+  main_weights_seen_ = WeightChangeDetector(weights);
   frozen_.assign(frozen_now().size(), false);
 }
 
@@ -97,7 +97,7 @@ std::string Runtime::frozen_text(const std::vector<bool>& frozen) const {
 }
 
 /// Units without parameters live as long as one that has some.
-void Runtime::hold_empty_units() {
+void Runtime::keep_parameterless_units_alive() {
   const auto holder = std::find_if(
       units_.begin(), units_.end(), [](const Unit* unit) { return !unit->groups().empty(); });
   if (holder == units_.end()) return;
@@ -176,11 +176,11 @@ GroupLinks Runtime::links_of(const GroupTraits& traits) {
   return links;
 }
 
-Order Runtime::default_order() const {
+CallOrder Runtime::default_order() const {
   return order_of_tree(parents_);
 }
 
-void Runtime::build(Order order) {
+void Runtime::build(CallOrder order) {
   std::vector<UnitSpec> specs;
   for (const auto* unit : units_) {
     specs.push_back(unit->spec());
@@ -211,19 +211,20 @@ void Runtime::build(Order order) {
         Program::build(specs, order, wanted, {.evaluation = evaluation_, .before = before}));
   };
   TORCH_CHECK(
-      fixed_.empty(), "[shard] '", root().name(), "' needs another program, but ", fixed_,
+      addresses_pinned_by_.empty(), "[shard] '", root().name(), "' needs another program, but ",
+      addresses_pinned_by_,
       ", which has this one's addresses: run every order of units and set the number of "
       "micro-batches before");
-  if (!confirmed_) {
-    newest_ = made(nullptr);
+  if (!order_agreed_) {
+    next_program_ = made(nullptr);
   } else {
     try {
-      newest_ = made(newest_.get());
+      next_program_ = made(next_program_.get());
     } catch (const std::runtime_error&) {
-      newest_ = made(nullptr);  // with other addresses: nobody relies on them
+      next_program_ = made(nullptr);  // with other addresses: nobody relies on them
     }
   }
-  use(newest_);
+  use(next_program_);
 }
 
 /// The loss is averaged over the data-parallel ranks of the root's mesh, whatever the mesh of a
@@ -238,9 +239,9 @@ double Runtime::divisor() const {
 
 void Runtime::use(std::shared_ptr<const Program> program) {
   const OutsideInference normal;
-  if (lanes_) lanes_->finish();
+  if (streams_) streams_->finish();
   for (auto* unit : units_) unit->hide();
-  kept_ = false;
+  units_stay_gathered_ = false;
   program_ = std::move(program);
   const auto device = world_.device();
   // Eager: but for the stages, groups take their own.
@@ -252,16 +253,16 @@ void Runtime::use(std::shared_ptr<const Program> program) {
     }
     allocate_arena(bytes);
   }
-  if (!lanes_ || lanes_->events() != program_->events().size()) {
-    lanes_ = std::make_unique<Lanes>(device, program_->events().size());
-    lanes_->set_recorder(recorder_);
+  if (!streams_ || streams_->events() != program_->events().size()) {
+    streams_ = std::make_unique<ProgramStreams>(device, program_->events().size());
+    streams_->set_recorder(recorder_);
   }
   bind_groups();
   watch_.prepare(units_, micro_batches_);
   // What was written here (shards, an empty arena) is there before the first gather reads or
   // writes.
-  lanes_->signal(published());
-  verified_ = false;
+  streams_->signal(published());
+  program_agreed_ = false;
 }
 
 void Runtime::allocate_arena(int64_t bytes) {
@@ -353,7 +354,7 @@ ModelBytes Runtime::bytes() const {
     for (const auto& group : unit->groups()) group->add_bytes(bytes);
   }
   bytes.arena += of(arena_);
-  bytes.control = watch_.bytes() + witness_.bytes() + agreement_->bytes();
+  bytes.control = watch_.bytes() + main_weights_seen_.bytes() + agreement_->bytes();
   return bytes;
 }
 
@@ -369,7 +370,7 @@ int64_t Runtime::allocated() const {
 void Runtime::drop(Unit& unit) noexcept {
   notice_failure();
   // What is under way may still read its shards.
-  if (lanes_) lanes_->abandon();
+  if (streams_) streams_->abandon();
   for (auto*& one : units_) {
     if (one == &unit) one = nullptr;
   }
@@ -391,7 +392,8 @@ int64_t Runtime::versions() const {
 void Runtime::check_published() {
   bool same = versions() == published_versions_;
   // Between the last backward and publish is where an optimizer may have written unseen.
-  if (same && done_ == micro_batches_ && !world_.device().is_meta()) same = !witness_.sees_change();
+  if (same && backwards_done_ == micro_batches_ && !world_.device().is_meta())
+    same = !main_weights_seen_.changed();
   TORCH_CHECK(
       same, "[shard] the main weights of '", root().name(),
       "' have changed, but the model still computes with the old ones: call sherd::publish(model) "
@@ -404,11 +406,11 @@ void Runtime::check_whole() const {
   }
 }
 
-void Runtime::check_set() const {
+void Runtime::check_initialised() const {
   if (world_.device().is_meta()) return;
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
-      const auto name = group->unset();
+      const auto name = group->uninitialised();
       TORCH_CHECK(
           !name, "[shard] parameter '", full_name(*unit, *name),
           "' was built on the meta device and has no values: call sherd::initialise(model)");
@@ -434,20 +436,20 @@ void Runtime::set_micro_batches(int64_t count) {
       count >= 1, "[shard] micro_batches(", root().name(), ", ", count, "): at least 1");
   check_resting("micro_batches");
   TORCH_CHECK(
-      done_ == 0, "[shard] micro_batches(", root().name(), ", ", count,
-      ") in the middle of a step: ", done_, " of ", micro_batches_,
+      backwards_done_ == 0, "[shard] micro_batches(", root().name(), ", ", count,
+      ") in the middle of a step: ", backwards_done_, " of ", micro_batches_,
       " backwards are done; call it between steps");
   if (count == micro_batches_) return;
   micro_batches_ = count;
-  build(newest_->order());
+  build(next_program_->order());
 }
 
 void Runtime::check_complete(const char* caller) {
   check_resting(caller);
   if (!has_trainable()) return;  // its backwards are of no step
   TORCH_CHECK(
-      done_ == micro_batches_, "[shard] ", caller, " after ", done_, " of the ", micro_batches_,
-      " backwards that make a step of '", root().name(),
+      backwards_done_ == micro_batches_, "[shard] ", caller, " after ", backwards_done_, " of the ",
+      micro_batches_, " backwards that make a step of '", root().name(),
       "': run the rest first, or say another number with sherd::micro_batches");
   agree_on_update(caller);
 }
@@ -475,13 +477,17 @@ void Runtime::divide_by_tokens(double tokens) {
       if (group->traits().trainable) group->divide_gradient(tokens);
     }
   }
-  hang_gradients();
+  attach_gradients();
 }
 
 /// An optimizer over the module's own parameters finds no gradients there and does nothing.
 void Runtime::warn_if_unchanged() const {
-  if (step_ > 0 || done_ == 0 || done_ < micro_batches_ || world_.device().is_meta()) return;
-  if (witness_.is_empty() || versions() != published_versions_ || witness_.sees_change()) return;
+  if (step_ > 0 || backwards_done_ == 0 || backwards_done_ < micro_batches_ ||
+      world_.device().is_meta())
+    return;
+  if (main_weights_seen_.is_empty() || versions() != published_versions_ ||
+      main_weights_seen_.changed())
+    return;
   TORCH_WARN(
       "[shard] publish in the first step of '", root().name(),
       "', but no main weight has changed: build the optimizer over sherd::parameters(model), not "
@@ -491,11 +497,11 @@ void Runtime::warn_if_unchanged() const {
 void Runtime::publish(bool by_optimizer) {
   check_resting("publish");
   TORCH_CHECK(
-      done_ == 0 || done_ == micro_batches_, "[shard] publish after ", done_, " of the ",
-      micro_batches_, " backwards that make a step of '", root().name(),
-      "': run the rest first, or say another number with sherd::micro_batches");
+      backwards_done_ == 0 || backwards_done_ == micro_batches_, "[shard] publish after ",
+      backwards_done_, " of the ", micro_batches_, " backwards that make a step of '",
+      root().name(), "': run the rest first, or say another number with sherd::micro_batches");
   TORCH_CHECK(
-      done_ == 0 || divided_ || by_optimizer || root().options().loss != Loss::per_token,
+      backwards_done_ == 0 || divided_ || by_optimizer || root().options().loss != Loss::per_token,
       "[shard] the loss of '", root().name(),
       "' is per token, but the gradients were not divided: update with "
       "sherd::step(model, optimizer, {.tokens = …})");
@@ -507,16 +513,16 @@ void Runtime::publish(bool by_optimizer) {
       for (const auto& piece : group->main_pieces()) piece.mutable_grad() = at::Tensor();
     }
   }
-  lanes_->signal(published());
+  streams_->signal(published());
   if (recorder_ && update_entry_) recorder_->end(*update_entry_, {});
   update_entry_.reset();
   published_versions_ = versions();
   changed_ = true;
-  ++weights_;
-  kept_ = divided_ = false;
+  ++weight_version_;
+  units_stay_gathered_ = divided_ = false;
   // A backward may have had an older one, of its forward.
-  if (program_ != newest_) use(newest_);
-  done_ = passes_ = 0;
+  if (program_ != next_program_) use(next_program_);
+  backwards_done_ = passes_ = 0;
   ++step_;
 }
 
@@ -530,16 +536,16 @@ void Runtime::publish_loaded() {
 
 void Runtime::note_edit() {
   for (auto* unit : units_) unit->hide();  // what was kept gathered is old now
-  kept_ = false;
-  ++weights_;
+  units_stay_gathered_ = false;
+  ++weight_version_;
   published_versions_ = versions();
-  lanes_->signal(published());
+  streams_->signal(published());
 }
 
 void Runtime::finish() {
   notice_failure();
   if (recovering_) return;  // what is under way may never end; the next pass finds out
-  lanes_->finish();
+  streams_->finish();
 }
 
 }  // namespace sherd

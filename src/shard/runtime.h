@@ -15,13 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "comm/symmetric.h"
+#include "comm/nccl/symmetric.h"
 #include "shard/agreement.h"
-#include "shard/lanes.h"
+#include "shard/program_streams.h"
 #include "shard/recorder.h"
 #include "shard/unit.h"
 #include "shard/watch.h"
-#include "shard/witness.h"
+#include "shard/weight_change_detector.h"
 #include "sherd/plan/program.h"
 #include "sherd/shard/boundary.h"
 #include "sherd/shard/diagnostics.h"
@@ -41,7 +41,7 @@ struct Pass {
   bool train = true;
   int64_t weights = 0;  ///< that it computed with
   std::vector<int32_t>
-      moved{};  ///< where positions are that the program has elsewhere; empty: none
+      remapped_positions{};  ///< where positions are that the program has elsewhere; empty: none
   /// By position: the number that autograd gives the first node made within the call.
   std::vector<uint64_t> first_nodes{};
   /// Full parameters, by position, of calls under a recompute that the program did not expect:
@@ -51,7 +51,8 @@ struct Pass {
   std::vector<int64_t> new_recomputes{};
 
   int32_t place(int32_t position) const {
-    return moved.empty() ? position : moved[static_cast<size_t>(position)];
+    return remapped_positions.empty() ? position
+                                      : remapped_positions[static_cast<size_t>(position)];
   }
   void note_first_node(int32_t position);
 };
@@ -80,7 +81,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // ---- the step ----------------------------------------------------------------------------
   void set_micro_batches(int64_t count);
   int64_t micro_batches() const { return micro_batches_; }
-  int64_t backwards_done() const { return done_; }
+  int64_t backwards_done() const { return backwards_done_; }
   /// Throws unless all backwards of the step are done, on all ranks. Collective.
   void check_complete(const char* caller);
   void divide_by_tokens(double tokens);
@@ -100,7 +101,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Warns if the first step's gradients were not used by the optimizer.
   void warn_if_unchanged() const;
   /// Throws, naming it, if a parameter has no values.
-  void check_set() const;
+  void check_initialised() const;
   /// Throws, naming the unit, if something is gathered or under way.
   void check_resting(const char* caller);
   /// Waits until a backward that failed is over: its caller may be told before autograd's thread
@@ -115,7 +116,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// A parameter's, in the root's module.
   std::string full_name(const Unit& unit, const std::string& name) const;
   /// What the first ranks with something to say have said. Collective; blocks.
-  std::vector<Statement> say(const std::string& text, size_t most) const {
+  std::vector<Statement> exchange_text(const std::string& text, size_t most) const {
     return agreement_->collect(text, most);
   }
   // ---- graphs (capture.cpp) ----------------------------------------------------------------
@@ -146,7 +147,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void report(const char* consequence = "");
   void expect_overflow(bool expected) { watch_.expect_overflow(expected); }
   /// Between passes, and nothing is under way any more. Collective after an exception.
-  void settle(const char* caller);
+  void wait_until_idle(const char* caller);
   /// Throws in the middle of a step.
   void check_between_steps(const char* caller) const;
 
@@ -156,7 +157,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// With whom the arena is registered; empty: with nobody.
   std::string symmetric_report() const;
   void drop(Unit& unit) noexcept;
-  Lanes& lanes() { return *lanes_; }
+  ProgramStreams& streams() { return *streams_; }
   /// Who notes what happens when; nobody.
   void set_recorder(std::shared_ptr<Recorder> recorder);
 
@@ -164,13 +165,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   explicit Runtime(const World& world) : world_(world) {}
   void form(Unit& root);
   void find_units(Unit& root);
-  void hold_empty_units();
+  void keep_parameterless_units_alive();
   Communicator* link(const Mesh& mesh, const std::string& axis, const char* purpose);
   GroupLinks links_of(const GroupTraits& traits);
-  Order default_order() const;
+  CallOrder default_order() const;
   /// Of the pass that is under way.
-  const Order& order() const { return program_->order(pass_->train); }
-  void build(Order order);
+  const CallOrder& order() const { return program_->order(pass_->train); }
+  void build(CallOrder order);
   void use(std::shared_ptr<const Program> program);
   /// Full parameters and gradients are allocated one by one. Without memory there is no need to.
   bool is_eager() const {
@@ -200,18 +201,18 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<at::Tensor> gather_unforeseen(Unit& unit);
   void leave_unforeseen(Unit& unit);
   static void show(const Frame& frame);
-  void deviate();
+  void start_recording_order();
   void run_forward(size_t until);
   // observed_order.cpp
-  void settle_order();
+  void adopt_observed_order();
   void finish_for_following();
   void follow_others(bool block);
   bool notice_recompute(int32_t expected);
   void copy_parameters(const Frame& frame);
   void drop_copy_of_lone_call();
   void forget_calls() noexcept;
-  std::vector<int64_t> call_marks(const Order& order) const;
-  void check_recomputes(const Order& order, const std::vector<int64_t>& marks);
+  std::vector<int64_t> call_marks(const CallOrder& order) const;
+  void check_recomputes(const CallOrder& order, const std::vector<int64_t>& marks);
   void adopt_new_recomputes(const Pass& pass);
 
   UnitCall replay(Unit& unit);
@@ -230,25 +231,25 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::string frozen_text(const std::vector<bool>& frozen) const;
   void run_backward(int32_t until);
   void finish_backward();
-  void hang_gradients();
+  void attach_gradients();
   void complete_step();
   void recover();
   void check_published();
   int64_t versions() const;
-  std::string order_text(const Order& order) const;
-  Order order_from(const std::string& text) const;
+  std::string order_text(const CallOrder& order) const;
+  CallOrder order_from(const std::string& text) const;
 
   // issue.cpp
   void run(const Boundary& boundary);
   void issue(const Instruction& instruction);
   void issue_on_compute(const Instruction& instruction);
   void run_on_compute(const Instruction& instruction);
-  void settle_gradients(Unit& unit);
+  void zero_unwritten_gradients(Unit& unit);
   void take_parameters(const Instruction& instruction);
   void take_gradients(Unit& unit);
   void drop_gradients();
   void look_at_agreement(bool block);
-  Watch::Moment moment() const { return {step_ + 1, done_ + 1, backward_flags_.last}; }
+  Watch::Moment moment() const { return {step_ + 1, backwards_done_ + 1, backward_flags_.last}; }
 
   World world_;
   std::vector<Unit*> units_;  // by number: inner ones first, the root last; null once gone
@@ -256,9 +257,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::map<std::pair<const Communicator*, std::string>, std::shared_ptr<Communicator>> links_;
   std::unique_ptr<Agreement> agreement_;
   std::shared_ptr<const Program> program_;
-  std::shared_ptr<const Program> newest_;  // for forwards; a backward has its forward's
-  std::optional<Order> evaluation_;        // of passes without gradients, if that is another
-  std::unique_ptr<Lanes> lanes_;
+  std::shared_ptr<const Program> next_program_;  // for forwards; a backward has its forward's
+  std::optional<CallOrder> evaluation_;          // of passes without gradients, if that is another
+  std::unique_ptr<ProgramStreams> streams_;
   at::Tensor arena_;
   std::vector<std::unique_ptr<Window>> windows_;  // of the arena, if it is symmetric
   std::string symmetric_text_;
@@ -266,30 +267,30 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // The step.
   int64_t micro_batches_ = 1;
-  int64_t done_ = 0;  // backwards
+  int64_t backwards_done_ = 0;  // backwards
   int64_t step_ = 0;
-  int64_t passes_ = 0;    // of the step, that communicate
-  bool changed_ = false;  // weights, since the last pass
-  int64_t weights_ = 0;   // how often they were changed
-  bool kept_ = false;     // units that stay gathered are so
-  bool divided_ = false;  // by the tokens
+  int64_t passes_ = 0;                // of the step, that communicate
+  bool changed_ = false;              // weights, since the last pass
+  int64_t weight_version_ = 0;        // how often they were changed
+  bool units_stay_gathered_ = false;  // units that stay gathered are so
+  bool divided_ = false;              // by the tokens
   std::vector<bool> frozen_;
   int64_t update_version_ = 0;
-  std::string fixed_;       // why addresses may not change any more; empty: they may
-  bool confirmed_ = false;  // the order was seen, by all ranks alike
-  bool verified_ = false;   // the program is known to be the same on all ranks
+  std::string addresses_pinned_by_;  // why addresses may not change any more; empty: they may
+  bool order_agreed_ = false;        // the order was seen, by all ranks alike
+  bool program_agreed_ = false;      // the program is known to be the same on all ranks
   int64_t published_versions_ = 0;
   std::shared_ptr<Recorder> recorder_;
-  std::optional<size_t> update_entry_;  // of the recorder, while the optimizer is at work
-  Witness witness_;                     // of the main weights at the end of the last backward
+  std::optional<size_t> update_entry_;      // of the recorder, while the optimizer is at work
+  WeightChangeDetector main_weights_seen_;  // of the main weights at the end of the last backward
   Watch watch_;
   bool report_due_ = false;
   int64_t issued_ = 0;  // collectives
   bool recovering_ = false;
-  bool capturing_ = false;        // a graph, on the current stream
-  bool tokens_captured_ = false;  // by the capture that is under way
-  bool tokens_given_ = false;     // for the next replay
-  bool spoilt_ = false;           // gradients of the step were left incomplete by an exception
+  bool capturing_ = false;             // a graph, on the current stream
+  bool tokens_captured_ = false;       // by the capture that is under way
+  bool tokens_given_ = false;          // for the next replay
+  bool gradients_incomplete_ = false;  // gradients of the step were left incomplete by an exception
 
   // The pass.
   Phase phase_ = Phase::resting;
@@ -303,9 +304,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool idle_ = false;
   bool follows_ = false;                       // it has no data, and others may have
   std::optional<Agreement::Record> followed_;  // what they do next
-  bool deviated_ = false;
-  Order trace_;          // once it has deviated
-  int32_t entered_ = 0;  // visits of the trace that enter
+  bool recording_order_ = false;
+  CallOrder observed_order_;  // once it has deviated
+  int32_t entered_ = 0;       // visits of the trace that enter
   struct MadeCall {
     int32_t position = kNone;
     std::shared_ptr<const Region> recompute;  // the outermost around it

@@ -175,7 +175,7 @@ int64_t allocated_bytes(const torch::nn::Module& model) {
 std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "full_parameters");
   runtime->check_resting("full_parameters");
-  runtime->check_set();
+  runtime->check_initialised();
   runtime->finish();
   const c10::NoGradGuard no_grad;
   std::vector<std::pair<std::string, at::Tensor>> result;
@@ -206,7 +206,7 @@ auto unit_to_edit(torch::nn::Module& module, const char* function) {
     unit->runtime->finish();
   }
   for (const auto& group : unit->groups()) {
-    const auto name = group->unset();
+    const auto name = group->uninitialised();
     TORCH_CHECK(
         !name, "[shard] ", function, " of unit '", unit->name(), "': parameter '", *name,
         "' has no values: call sherd::initialise(model) first");

@@ -57,7 +57,7 @@ void StepGraph::on_stream(const std::function<void()>& function) const {
 void StepGraph::capture(const std::function<void()>& step) {
   auto& runtime = *state_->runtime;
   runtime.check_capturable();
-  runtime.settle("StepGraph::capture");
+  runtime.wait_until_idle("StepGraph::capture");
   const c10::cuda::CUDAStreamGuard guard(state_->stream);
   // What steps before took for activations is not needed beside the graph's own.
   c10::cuda::CUDACachingAllocator::emptyCache();

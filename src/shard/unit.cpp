@@ -10,7 +10,7 @@
 
 #include <atomic>
 
-#include "shard/match.h"
+#include "shard/glob.h"
 #include "shard/parameter_node.h"
 #include "shard/registry.h"
 #include "shard/runtime.h"
@@ -58,7 +58,7 @@ GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, c
       .placement = options.placement};
   const auto* precision = &options.precision;
   for (const auto& rule : options.rules) {
-    if (!matches(rule.match, candidate.name)) continue;
+    if (!matches_glob(rule.match, candidate.name)) continue;
     if (rule.mesh) {
       traits.mesh = *rule.mesh;
       traits.axes = default_axes(*rule.mesh);
@@ -116,7 +116,8 @@ void Unit::take(const std::vector<Candidate>& candidates) {
   std::vector<std::vector<Candidate>> sorted;
   for (auto candidate : candidates) {
     for (const auto& rule : options_.rules) {
-      if (rule.granule && matches(rule.match, candidate.name)) candidate.granule = *rule.granule;
+      if (rule.granule && matches_glob(rule.match, candidate.name))
+        candidate.granule = *rule.granule;
     }
     const auto mine = traits_of(candidate, options_, *mesh_);
     size_t group = 0;
@@ -167,7 +168,7 @@ std::vector<Candidate> Unit::give_back() {
     const auto& group = *groups_[member.group];
     Group::point(
         parameter,
-        group.is_unset(member.index)
+        group.is_uninitialised(member.index)
             ? at::empty(
                   parameter.sizes(), at::TensorOptions().dtype(candidate.dtype).device(c10::kMeta))
             : group.view(full[member.group], member.index)

@@ -130,7 +130,7 @@ void Watch::look_after_reduction(int32_t unit, int32_t group, const Moment& mome
   look(reduced, std::ssize(names_) + first, look_at(moment));
 }
 
-void Watch::tell() {
+void Watch::copy_to_host() {
   if (names_.empty() || watched_.is_meta()) return;
   if (told_ && listening_ && !told_->query()) return;  // what is found stays until somebody listens
   host_.copy_(watched_, /*non_blocking=*/true);
@@ -140,7 +140,7 @@ void Watch::tell() {
   listening_ = true;
 }
 
-bool Watch::has_news() {
+bool Watch::has_findings() {
   if (!listening_ || (told_ && !told_->query())) return false;
   listening_ = false;
   const auto* watched = watched_in(host_);

@@ -45,9 +45,9 @@ class Watch {
   void look_after_reduction(int32_t unit, int32_t group, const Moment& moment);
 
   /// At the end of a step: tells the host, some time.
-  void tell();
+  void copy_to_host();
   /// Whether it has arrived that something was found.
-  bool has_news();
+  bool has_findings();
   /// This rank's findings, as lines for merge(), and forgets them. Blocks; nothing may be under
   /// way.
   std::string take(int64_t rank);

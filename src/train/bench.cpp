@@ -11,14 +11,14 @@
 #include <utility>
 #include <variant>
 
-#include "sherd/train/rehearse.h"
-#include "train/keys.h"
-#include "train/nearest_word.h"
-#include "train/possible_speed.h"
-#include "train/power_meter.h"
-#include "train/setup.h"
+#include "configuration/keys.h"
+#include "configuration/setup.h"
+#include "configuration/to_toml.h"
+#include "device/peak_speed.h"
+#include "device/power_meter.h"
+#include "files/nearest_word.h"
+#include "sherd/forecast/rehearse.h"
 #include "train/small_units.h"
-#include "train/written.h"
 
 namespace sherd {
 namespace {
@@ -161,7 +161,7 @@ c10::Device device_of(const std::string& kind) {
 
 double limit_of(const std::string& gpu, c10::Device device, const Configuration& configuration) {
   if (gpu == "NVIDIA H200") return kH200Sustains;
-  return possible_tflops(device, compute_dtype_of(configuration.precision));
+  return peak_matmul_tflops(device, compute_dtype_of(configuration.precision));
 }
 
 /// Rehearses, and notes what the device drew. The steps before the timed ones are like them, so it

@@ -6,11 +6,12 @@
 #include <filesystem>
 #include <sstream>
 
-#include "train/across_ranks.h"
+#include "configuration/setup.h"
+#include "data/across_ranks.h"
+#include "files/byte_text.h"
 #include "train/earlier_run.h"
 #include "train/metrics.h"
 #include "train/pretrained_files.h"
-#include "train/setup.h"
 
 namespace sherd {
 namespace {
@@ -47,7 +48,7 @@ Checkpoints::Checkpoints(
   if (in_background_ &&
       (train_.save_every.value_or(0) > 0 || world.launcher() != Launcher::emulated)) {
     const auto bytes = background_.reserve(model, &optimizer);
-    say_("saving in the background takes " + bytes_text(bytes) + " of host memory on each rank");
+    say_("saving in the background takes " + byte_text(bytes) + " of host memory on each rank");
   }
 }
 

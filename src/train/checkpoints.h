@@ -10,9 +10,9 @@
 
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/comm/world.h"
+#include "sherd/configuration/configuration.h"
 #include "sherd/models/language_model.h"
 #include "sherd/optim/adamw.h"
-#include "sherd/train/configuration.h"
 
 namespace sherd {
 

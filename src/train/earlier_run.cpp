@@ -9,15 +9,15 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "train/keys.h"
-#include "train/setup.h"
-#include "train/written.h"
+#include "configuration/keys.h"
+#include "configuration/setup.h"
+#include "configuration/to_toml.h"
+#include "files/parse_json.h"
 
 namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 /// The configuration in the checkpoint; else the one of its run's folder.
 std::optional<Configuration> earlier_configuration(const fs::path& checkpoint) {
@@ -36,11 +36,10 @@ std::optional<Configuration> earlier_configuration(const fs::path& checkpoint) {
 
 /// Nothing where it is not known, such as in a checkpoint that was imported.
 std::optional<int64_t> number_in_state(const fs::path& checkpoint, const char* name) {
-  std::ifstream in(checkpoint / "state.json");
-  const auto state = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  const auto state = read_json<nlohmann::json>(checkpoint / "state.json");
   if (!state.is_object()) return std::nullopt;
-  const auto found = state.find(name);
-  if (found == state.end() || !found->is_number_integer()) return std::nullopt;
+  const auto found = state.value.find(name);
+  if (found == state.value.end() || !found->is_number_integer()) return std::nullopt;
   return found->get<int64_t>();
 }
 
@@ -107,7 +106,7 @@ std::vector<ChangedKey> changed_keys(const Configuration& now, const Configurati
     const auto from_anywhere = with_absolute_paths(configuration);
     sections(from_anywhere, [&](const char* name, const auto& section) {
       keys(section, [&](const char* key, const auto& value, const Key&) {
-        values.emplace_back(std::string(name) + "." + key, written(value));
+        values.emplace_back(std::string(name) + "." + key, to_toml(value));
       });
     });
     return values;
@@ -160,8 +159,8 @@ std::string compare_with_earlier_run(
   if (data && *data != data_fingerprint) {
     const auto& section = configuration.data;
     others.push_back(
-        (section.text ? "data.text = " + written(section.text)
-                      : "data.tokens = " + written(section.tokens)) +
+        (section.text ? "data.text = " + to_toml(section.text)
+                      : "data.tokens = " + to_toml(section.tokens)) +
         " has other tokens than those that the checkpoint was trained on");
   }
   const auto seed = number_in_state(checkpoint, "seed");
@@ -173,7 +172,7 @@ std::string compare_with_earlier_run(
       others.empty() || configuration.train.resume != "auto", "[train] ", checkpoint,
       " is of another run: ", join(others, "; "),
       ". Choose another train.out; to go on from these ",
-      "weights all the same, set train.resume = ", written(checkpoint),
+      "weights all the same, set train.resume = ", to_toml(checkpoint),
       "; to begin anew, train.resume = \"none\"");
   std::string lines;
   for (const auto& [key, now, before] : changed) {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "sherd/train/configuration.h"
-#include "train/token_file.h"
+#include "data/token_file.h"
+#include "sherd/configuration/configuration.h"
 
 namespace sherd {
 

@@ -9,18 +9,10 @@
 #include <chrono>
 #include <filesystem>
 
+#include "files/crc32c.h"
+
 namespace sherd {
 namespace {
-
-constexpr std::array<uint32_t, 256> crc_table() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t byte = 0; byte < 256; ++byte) {
-    uint32_t crc = byte;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82f63b78u : 0u);
-    table[byte] = crc;
-  }
-  return table;
-}
 
 template <class T>
 std::string little_endian(T value) {
@@ -67,16 +59,9 @@ std::string file_name() {
 
 }  // namespace
 
-uint32_t crc32c(std::string_view data) {
-  static constexpr auto kTable = crc_table();
-  uint32_t crc = ~0u;
-  for (const char c : data) crc = kTable[(crc ^ static_cast<uint8_t>(c)) & 0xff] ^ (crc >> 8);
-  return ~crc;
-}
-
 std::string record_of(std::string_view event) {
   const auto masked = [](std::string_view data) {
-    return little_endian(std::rotr(crc32c(data), 15) + 0xa282ead8u);
+    return little_endian(std::rotr(crc32c(data.data(), data.size()), 15) + 0xa282ead8u);
   };
   const auto length = little_endian<uint64_t>(event.size());
   return length + masked(length) + std::string(event) + masked(event);

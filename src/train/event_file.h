@@ -35,7 +35,6 @@ class EventFile {
 };
 
 /// What the file is made of; `seconds` since 1970.
-uint32_t crc32c(std::string_view data);
 std::string record_of(std::string_view event);
 std::string version_event(double seconds);
 std::string start_event(double seconds, int64_t step);

@@ -8,15 +8,18 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "train/format_text.h"
+#include "files/byte_text.h"
+#include "files/format_text.h"
+#include "files/parse_json.h"
 
 namespace sherd {
 namespace {
 
 /// A line of metrics.jsonl, if it is one.
 std::optional<StepMetrics> read_line(const std::string& line) {
-  const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return std::nullopt;
+  const auto parsed = parse_json<nlohmann::json>(line);
+  if (!parsed.is_object()) return std::nullopt;
+  const auto& json = parsed.value;
   const auto whole = [&](const char* key) {
     const auto found = json.find(key);
     return found != json.end() && found->is_number_integer() ? found->get<int64_t>() : int64_t{0};
@@ -57,17 +60,6 @@ std::string StepMetrics::json() const {
   return line.dump();
 }
 
-std::string bytes_text(int64_t bytes) {
-  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit < 4) {
-    value /= 1024;
-    ++unit;
-  }
-  return format_text(unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-}
-
 std::string duration_text(double seconds) {
   const auto whole = static_cast<int64_t>(std::lround(seconds));
   if (whole < 60) return format_text("%lld s", static_cast<long long>(whole));
@@ -82,16 +74,16 @@ std::string duration_text(double seconds) {
 }
 
 std::string line_of(
-    const StepMetrics& metrics, int64_t steps, double possible_tflops, double seconds_left) {
+    const StepMetrics& metrics, int64_t steps, double peak_matmul_tflops, double seconds_left) {
   const auto digits = static_cast<int>(std::to_string(steps).size());
   auto line = format_text(
       "step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s", digits,
       static_cast<long long>(metrics.step), static_cast<long long>(steps), metrics.loss,
       metrics.grad_norm, metrics.lr, metrics.tokens_per_second);
   line += format_text(metrics.tflops < 1 ? "  %.3f TFLOP/s" : "  %.0f TFLOP/s", metrics.tflops);
-  if (possible_tflops > 0)
-    line += format_text(" (%.0f %%)", 100 * metrics.tflops / possible_tflops);
-  line += "  " + bytes_text(metrics.peak_bytes) + " of " + bytes_text(metrics.planned_bytes);
+  if (peak_matmul_tflops > 0)
+    line += format_text(" (%.0f %%)", 100 * metrics.tflops / peak_matmul_tflops);
+  line += "  " + byte_text(metrics.peak_bytes) + " of " + byte_text(metrics.planned_bytes);
   if (metrics.val_loss) line += format_text("  validation %.4f", *metrics.val_loss);
   return line + "  " + duration_text(seconds_left) + " left";
 }

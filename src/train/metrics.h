@@ -28,9 +28,8 @@ struct StepMetrics {
 
 /// For a person: the step's numbers in one line, with what is left to do.
 std::string line_of(
-    const StepMetrics& metrics, int64_t steps, double possible_tflops, double seconds_left);
+    const StepMetrics& metrics, int64_t steps, double peak_matmul_tflops, double seconds_left);
 
-std::string bytes_text(int64_t bytes);
 std::string duration_text(double seconds);
 
 /// `metrics.jsonl`: a line per step, on the disk when add() returns.

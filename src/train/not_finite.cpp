@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "train/written.h"
+#include "configuration/to_toml.h"
 
 namespace sherd {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "sherd/configuration/configuration.h"
 #include "sherd/shard/diagnostics.h"
-#include "sherd/train/configuration.h"
 
 namespace sherd {
 

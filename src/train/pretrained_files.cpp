@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "files/parse_json.h"
+
 namespace sherd {
 namespace {
 
@@ -64,11 +66,9 @@ void add_tokenizer(const fs::path& path, Files& files) {
 
 Json parsed(const Files& files, const char* name) {
   const auto found = files.find(name);
-  // The JSON library copies values recursively: thousands of levels would overflow the stack. What
-  // is read here is never nested that deep.
-  const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth < 32; };
-  auto json = found == files.end() ? Json() : Json::parse(found->second, shallow, false);
-  return json.is_object() ? json : Json::object();
+  if (found == files.end()) return Json::object();
+  auto json = parse_json<Json>(found->second);
+  return json.is_object() ? std::move(json.value) : Json::object();
 }
 
 /// The number of a special token, such as "eos_token", by what the tokenizer's files say.

@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "sherd/configuration/configuration.h"
 #include "sherd/models/language_model.h"
-#include "sherd/train/configuration.h"
 
 namespace sherd {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "sherd/train/configuration.h"
-#include "sherd/train/ledger.h"
+#include "sherd/configuration/configuration.h"
+#include "sherd/forecast/ledger.h"
 #include "train/metrics.h"
 
 namespace sherd {

@@ -8,9 +8,9 @@
 #include <fstream>
 #include <iterator>
 
+#include "configuration/keys.h"
+#include "files/same_file.h"
 #include "train/earlier_run.h"
-#include "train/keys.h"
-#include "train/same_file.h"
 
 namespace sherd {
 namespace {

@@ -7,10 +7,10 @@
 
 #include <utility>
 
+#include "configuration/setup.h"
+#include "data/token_check.h"
+#include "forecast/budget.h"
 #include "sherd/comm/device_memory.h"
-#include "train/budget.h"
-#include "train/setup.h"
-#include "train/token_check.h"
 
 namespace sherd {
 namespace {

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <optional>
 
+#include "data/dataset.h"
+#include "data/sampler.h"
 #include "sherd/comm/world.h"
-#include "sherd/train/configuration.h"
-#include "train/dataset.h"
-#include "train/sampler.h"
+#include "sherd/configuration/configuration.h"
 
 // What a run begins with.
 namespace sherd {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/small_units.h"
-#include "train/timing.h"
+#include "device/timing.h"
 
 #include <ATen/ops/randn.h>
 #include <torch/nn/module.h>

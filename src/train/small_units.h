@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sherd/train/rehearse.h"
+#include "sherd/forecast/rehearse.h"
 
 namespace sherd {
 

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "train/timing.h"
+#include "device/timing.h"
 
 namespace sherd {
 

@@ -9,34 +9,34 @@
 #include <cstdlib>
 #include <functional>
 
+#include "configuration/optimizer.h"
+#include "configuration/setup.h"
+#include "data/across_ranks.h"
+#include "data/sampler.h"
+#include "device/peak_speed.h"
+#include "device/timing.h"
+#include "forecast/graphed_steps.h"
+#include "forecast/memory_probe.h"
+#include "forecast/rehearsal.h"
+#include "forecast/run_costs.h"
 #include "sherd/comm/device_memory.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/train/train.h"
-#include "train/across_ranks.h"
 #include "train/checkpoints.h"
 #include "train/earlier_run.h"
-#include "train/graphed_steps.h"
-#include "train/memory_probe.h"
 #include "train/metrics.h"
 #include "train/not_finite.h"
-#include "train/optimizer.h"
-#include "train/possible_speed.h"
 #include "train/progress.h"
-#include "train/rehearsal.h"
 #include "train/report.h"
 #include "train/results.h"
-#include "train/run_costs.h"
 #include "train/run_inputs.h"
-#include "train/sampler.h"
 #include "train/schedule.h"
-#include "train/setup.h"
 #include "train/step_files.h"
 #include "train/step_log.h"
 #include "train/stop_signals.h"
-#include "train/timing.h"
 
 namespace sherd {
 namespace {
@@ -135,8 +135,7 @@ void Trainer::plan_memory() {
   probe_.note_communicators(configuration_.memory.symmetric ? model_bytes(*model_).arena : 0);
   const auto target = world_.device().type();
   ledger_ = planned_ledger(
-      rehearse_on_meta(configuration_, world_.size(), target, world_.rank()), target,
-      world_.size());
+      dry_run(configuration_, world_.size(), target, world_.rank()), target, world_.size());
   probe_.correct(ledger_);
   restart_memory_peaks(world_.device());
   if (!configuration_.memory.budget.empty()) {
@@ -344,7 +343,7 @@ void Trainer::validate_missed(int64_t step) {
 void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoints) {
   const auto& train = configuration_.train;
   const double possible =
-      possible_tflops(world_.device(), compute_dtype_of(configuration_.precision));
+      peak_matmul_tflops(world_.device(), compute_dtype_of(configuration_.precision));
   const auto begin = Clock::now();
   int64_t acted = start.step;  // when a checkpoint was last begun or carried on
   for (int64_t number = start.step + 1; number <= train.steps; ++number) {
@@ -437,7 +436,7 @@ void Trainer::run() {
 }  // namespace
 
 void train(const Configuration& configuration) {
-  reserve_little();
+  use_expandable_segments();
   Trainer(configuration).run();
 }
 

@@ -19,13 +19,13 @@ namespace fs = std::filesystem;
 using namespace sherd;
 using sherd::testing::Subject;
 
-struct Way {
+struct ShardingCase {
   std::string name;
   ShardOptions options;
 };
 
-std::vector<Way> ways(const World& world) {
-  std::vector<Way> result;
+std::vector<ShardingCase> ways(const World& world) {
+  std::vector<ShardingCase> result;
   const Mesh one(world, {{"dp", world.size()}});
   for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
     result.push_back({strategy, {.mesh = one, .placement = Placement(strategy_from(strategy))}});
@@ -103,7 +103,7 @@ void save_all(const World& world, const fs::path& folder) {
 
 /// The ways that a checkpoint is loaded in: all, or two of them. On 2 and 4 ranks, those for the
 /// checkpoints of one way, saved on different numbers of ranks, are together all ways.
-std::vector<Way> ways_for(const World& world, const fs::path& saved, bool all) {
+std::vector<ShardingCase> ways_for(const World& world, const fs::path& saved, bool all) {
   auto result = ways(world);
   if (all) return result;
   const auto name = saved.filename().string();

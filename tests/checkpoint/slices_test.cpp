@@ -5,8 +5,6 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/crc32c.h"
-
 namespace sherd {
 namespace {
 
@@ -73,15 +71,6 @@ TEST(CheckpointSlices, SlicesThatDoNotFitAreRefused) {
   EXPECT_THROW(checked_slices(give({"a", {3, 4}, {{0, 4}, {0, 3}}}), "p", {12}), c10::ValueError);
   EXPECT_THROW(checked_slices(give({"a", {3, 4}, {{0, 3}}}), "p", {12}), c10::ValueError);
   EXPECT_EQ(checked_slices(give({"a", {3, 4}}), "p", {12}).size(), 1u);
-}
-
-TEST(CheckpointCrc, IsCastagnolisAndGoesOn) {
-  const std::string text = "123456789";
-  EXPECT_EQ(crc32c(text.data(), text.size()), 0xE3069283u);
-  for (size_t cut = 0; cut <= text.size(); ++cut) {
-    const auto before = crc32c(text.data(), cut);
-    EXPECT_EQ(crc32c(text.data() + cut, text.size() - cut, before), 0xE3069283u);
-  }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 #include <thread>
 
-#include "comm/farewell.h"
+#include "comm/departures.h"
 
 namespace sherd {
 namespace {
@@ -87,34 +87,34 @@ TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
   }
 }
 
-TEST(FarewellTest, ARankThatLeavesIsKnownToThoseThatWaitForIt) {
+TEST(DeparturesTest, ARankThatLeavesIsKnownToThoseThatWaitForIt) {
   const auto store = lone_store();
-  Farewell first(store, 0, milliseconds(0));
-  Farewell second(store, 1, milliseconds(0));
-  Farewell third(store, 2, milliseconds(0));
-  EXPECT_EQ(first.heard({0, 1, 2}), "");
-  second.say();
-  second.say();
-  EXPECT_EQ(first.heard({0, 2}), "") << "rank 1 has no part in it";
-  EXPECT_EQ(first.heard({0, 1}), "rank 1 has left: its process closed the world, or ended");
+  Departures first(store, 0, milliseconds(0));
+  Departures second(store, 1, milliseconds(0));
+  Departures third(store, 2, milliseconds(0));
+  EXPECT_EQ(first.reason({0, 1, 2}), "");
+  second.announce();
+  second.announce();
+  EXPECT_EQ(first.reason({0, 2}), "") << "rank 1 has no part in it";
+  EXPECT_EQ(first.reason({0, 1}), "rank 1 has left: its process closed the world, or ended");
   try {
     struct Leaver {
-      ~Leaver() { farewell.say(); }
-      Farewell& farewell;
+      ~Leaver() { departures.announce(); }
+      Departures& departures;
     } leaver{third};
     throw std::runtime_error("a mistake");
   } catch (const std::runtime_error&) {
-    EXPECT_EQ(first.heard({2}), "rank 2 has left: an exception ended it");
+    EXPECT_EQ(first.reason({2}), "rank 2 has left: an exception ended it");
   }
 }
 
-TEST(FarewellTest, TheStoreIsNotAskedMoreOftenThanSaid) {
+TEST(DeparturesTest, TheStoreIsNotAskedMoreOftenThanSaid) {
   const auto store = lone_store();
-  Farewell first(store, 0, std::chrono::hours(1));
-  Farewell second(store, 1);
-  EXPECT_EQ(first.heard({1}), "");
-  second.say();
-  EXPECT_EQ(first.heard({1}), "");
+  Departures first(store, 0, std::chrono::hours(1));
+  Departures second(store, 1);
+  EXPECT_EQ(first.reason({1}), "");
+  second.announce();
+  EXPECT_EQ(first.reason({1}), "");
 }
 
 }  // namespace

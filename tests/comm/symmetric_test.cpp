@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Symmetric memory: what is registered with NCCL carries the same bits as any other. Needs a GPU.
-#include "comm/symmetric.h"
+#include "comm/nccl/symmetric.h"
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>

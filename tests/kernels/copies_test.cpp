@@ -38,7 +38,7 @@ TEST_P(CopiesTest, ADepositHasTheBitsOfTheReferenceForEveryDtypeWayAndAlignment)
       for (const double divisor : {1.0, 3.0}) {
         for (const bool add : {false, true}) {
           std::vector<at::Tensor> targets, sources, wanted;
-          std::vector<Deposit> deposits;
+          std::vector<CastCopy> deposits;
           for (const int64_t count : {0, 1, 3, 4, 5, 1025, 5000}) {
             for (const int64_t offset : {0, 1}) {
               targets.push_back(values(count, offset, target_dtype, device()));
@@ -63,7 +63,7 @@ TEST_P(CopiesTest, ADepositHasTheBitsOfTheReferenceForEveryDtypeWayAndAlignment)
 TEST_P(CopiesTest, MoreDepositsThanOneLaunchTakesAreAllMade) {
   const auto source = values(200, 0, at::kFloat, device());
   auto target = at::zeros_like(source);
-  std::vector<Deposit> deposits;
+  std::vector<CastCopy> deposits;
   for (int64_t i = 0; i < 200; ++i) {
     deposits.push_back(
         {target.narrow(0, i, 1).mutable_data_ptr(), source.narrow(0, 199 - i, 1).const_data_ptr(),
@@ -76,7 +76,7 @@ TEST_P(CopiesTest, MoreDepositsThanOneLaunchTakesAreAllMade) {
 TEST_P(CopiesTest, ADepositOntoItselfDividesInPlace) {
   auto target = values(1001, 0, at::kFloat, device());
   const auto wanted = expected(target, target, false, 7);
-  const std::vector<Deposit> deposits{
+  const std::vector<CastCopy> deposits{
       {target.mutable_data_ptr(), target.const_data_ptr(), target.numel(), false}};
   deposit(deposits, {at::kFloat, at::kFloat, 7}, device());
   EXPECT_TRUE(at::equal(target.cpu(), wanted));

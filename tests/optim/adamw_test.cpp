@@ -4,8 +4,8 @@
 
 #include <torch/nn/utils/clip_grad.h>
 
+#include "shard/failure_fixture.h"
 #include "shard/granules.h"
-#include "shard/rig.h"
 #include "shard/twin.h"
 
 namespace sherd::testing {
@@ -91,7 +91,7 @@ void train_both(
   }
 }
 
-class AdamWRanks : public ::testing::TestWithParam<Way> {
+class AdamWRanks : public ::testing::TestWithParam<ShardingCase> {
  protected:
   ShardOptions options() const { return options_for(GetParam()); }
 };

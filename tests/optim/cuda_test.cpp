@@ -72,7 +72,8 @@ SHERD_MODULE(Level);
 
 template <class Model>
 struct Trained {
-  Trained(Model made, const Way& way, const AdamWOptions& options) : model(std::move(made)) {
+  Trained(Model made, const ShardingCase& way, const AdamWOptions& options)
+      : model(std::move(made)) {
     to_device(*model);
     fully_shard(model, options_for(way));
     optimizer.emplace(model, options);
@@ -86,7 +87,7 @@ Level level() {
   return Level();
 }
 
-class CudaTest : public ::testing::TestWithParam<Way> {};
+class CudaTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(CudaTest, NoStepWaitsForTheDevice) {
   for (const bool scaled : {false, true}) {

@@ -4,7 +4,7 @@
 
 #include <ATen/autocast_mode.h>
 
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 #include "shard/twin.h"
 #include "sherd/optim/adamw.h"
 
@@ -50,7 +50,10 @@ std::optional<LossScaling> scaling(const Recipe& recipe) {
 }
 
 NamedTensors train_sharded(
-    const Recipe& recipe, const Way& way, int64_t micro, std::vector<double>* losses = nullptr) {
+    const Recipe& recipe,
+    const ShardingCase& way,
+    int64_t micro,
+    std::vector<double>* losses = nullptr) {
   auto model = make_chain();
   auto options = options_for(way);
   options.precision = recipe.precision;

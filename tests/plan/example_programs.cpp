@@ -10,7 +10,7 @@ namespace {
 struct Structure {
   std::string name;
   int units = 3;
-  Order order;
+  CallOrder order;
   int64_t depth = 1;
   void (*adapt)(std::vector<UnitSpec>&) = [](std::vector<UnitSpec>&) {};
 };
@@ -49,12 +49,13 @@ void prefetch_by_hand(std::vector<UnitSpec>& units) {
 }
 
 std::vector<Structure> structures() {
-  const Order twice{{0, true},  {1, true}, {1, false}, {2, true},
-                    {2, false}, {1, true}, {1, false}, {0, false}};
-  const Order flat{{0, true}, {0, false}, {1, true}, {1, false}, {2, true}, {2, false}};
-  const Order together{{0, true}, {1, true, 0}, {1, false}, {2, true, 0}, {2, false}, {0, false}};
-  const Order nested{{0, true}, {1, true, 4}, {2, true, 4}, {2, false}, {1, false}, {0, false}};
-  const Order alone{{0, true}, {1, true, 0}, {1, false}, {2, true, 1}, {2, false}, {0, false}};
+  const CallOrder twice{{0, true},  {1, true}, {1, false}, {2, true},
+                        {2, false}, {1, true}, {1, false}, {0, false}};
+  const CallOrder flat{{0, true}, {0, false}, {1, true}, {1, false}, {2, true}, {2, false}};
+  const CallOrder together{{0, true},    {1, true, 0}, {1, false},
+                           {2, true, 0}, {2, false},   {0, false}};
+  const CallOrder nested{{0, true}, {1, true, 4}, {2, true, 4}, {2, false}, {1, false}, {0, false}};
+  const CallOrder alone{{0, true}, {1, true, 0}, {1, false}, {2, true, 1}, {2, false}, {0, false}};
   return {
       {.name = "one unit", .units = 2, .order = under_a_root(2)},
       {.name = "no prefetch", .order = under_a_root(3), .depth = 0},

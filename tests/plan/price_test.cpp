@@ -32,7 +32,7 @@ using Seconds = std::vector<double>;
 
 /// Units that are called one after the other, with nothing around them.
 Program in_a_row(int count, const Spreading& spreading, int64_t passes = 1, int64_t depth = 1) {
-  Order order;
+  CallOrder order;
   for (int32_t unit = 0; unit < count; ++unit) {
     order.push_back({unit, true});
     order.push_back({unit, false});

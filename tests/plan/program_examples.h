@@ -50,8 +50,8 @@ inline std::vector<UnitSpec> units_of(
 }
 
 /// Unit 0 calls the others, one after another.
-inline Order under_a_root(int count) {
-  Order order{{0, true}};
+inline CallOrder under_a_root(int count) {
+  CallOrder order{{0, true}};
   for (int32_t unit = 1; unit < count; ++unit) {
     order.push_back({unit, true});
     order.push_back({unit, false});

@@ -217,7 +217,7 @@ TEST(ProgramSchedule, RefreshesTheModelWeightOnlyAfterAnUpdate) {
 // -----------------------------------------------------------------------------------
 
 TEST(ProgramSchedule, UnitsOfOneRecomputeStayGatheredUntilTheirOwnBackward) {
-  Order order = under_a_root(4);
+  CallOrder order = under_a_root(4);
   order[1].recompute = order[3].recompute = 0;  // u1 and u2, not u3
   const auto units = units_of(4, over_one_axis(optim_grads_params));
   const auto program = Program::build(units, order, {.prefetch_depth = 0});
@@ -240,7 +240,7 @@ TEST(ProgramSchedule, UnitsOfOneRecomputeStayGatheredUntilTheirOwnBackward) {
 }
 
 TEST(ProgramSchedule, AUnitRecomputedAloneNeedsNoBoundaryOfItsOwn) {
-  Order order = under_a_root(3);
+  CallOrder order = under_a_root(3);
   order[1].recompute = 0;
   order[3].recompute = 1;
   const auto program = Program::build(units_of(3, over_one_axis(optim_grads_params)), order, {});
@@ -251,8 +251,8 @@ TEST(ProgramSchedule, AUnitRecomputedAloneNeedsNoBoundaryOfItsOwn) {
 // ----------------------------------------------------------------------------------
 
 TEST(ProgramSchedule, AUnitCalledTwiceIsReducedOnceAfterItsSecondBackward) {
-  const Order order{{0, true},  {1, true}, {1, false}, {2, true},
-                    {2, false}, {1, true}, {1, false}, {0, false}};
+  const CallOrder order{{0, true},  {1, true}, {1, false}, {2, true},
+                        {2, false}, {1, true}, {1, false}, {0, false}};
   for (const auto strategy : {optim, optim_grads, optim_grads_params}) {
     const auto program = Program::build(units_of(3, over_one_axis(strategy)), order, {});
     const auto& list = program.backward({}).instructions;
@@ -340,7 +340,7 @@ TEST(ProgramSchedule, SlotsOfAProgramFillTheArenaToItsEnd) {
 TEST(ProgramSchedule, AnOrderOfItsOwnForEvaluationSharesTheArena) {
   // Evaluation calls the units backwards, and leaves one out.
   const auto units = units_of(5, over_one_axis(optim_grads_params));
-  Order evaluation{{0, true}};
+  CallOrder evaluation{{0, true}};
   for (const int32_t unit : {4, 3, 1}) {
     evaluation.push_back({unit, true});
     evaluation.push_back({unit, false});

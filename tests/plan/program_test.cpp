@@ -28,7 +28,8 @@ std::vector<int64_t> calls(const Program& program) {
 }
 
 template <class Error>
-std::string words(std::vector<UnitSpec> units, Order order, const ProgramOptions& options = {}) {
+std::string words(
+    std::vector<UnitSpec> units, CallOrder order, const ProgramOptions& options = {}) {
   try {
     Program::build(std::move(units), std::move(order), options);
   } catch (const Error& error) {
@@ -69,10 +70,10 @@ TEST(Program, CountsTheBytesOfTheFullSideOfEachCollective) {
 }
 
 TEST(Program, RecomputeAddsNoCollectives) {
-  const Order plain = under_a_root(4);
-  const Order nested{{0, true},  {1, true}, {2, true},  {2, false},
-                     {1, false}, {3, true}, {3, false}, {0, false}};
-  const auto under = [](Order order, std::vector<int32_t> recomputes) {
+  const CallOrder plain = under_a_root(4);
+  const CallOrder nested{{0, true},  {1, true}, {2, true},  {2, false},
+                         {1, false}, {3, true}, {3, false}, {0, false}};
+  const auto under = [](CallOrder order, std::vector<int32_t> recomputes) {
     size_t position = 0;
     for (auto& visit : order) {
       if (visit.enter) visit.recompute = recomputes[position++];
@@ -81,7 +82,7 @@ TEST(Program, RecomputeAddsNoCollectives) {
   };
   for (const auto strategy : {optim_grads, optim_grads_params}) {
     const auto units = units_of(4, over_one_axis(strategy));
-    const auto counts = [&](const Order& order) {
+    const auto counts = [&](const CallOrder& order) {
       return calls(Program::build(units, order, {.micro_batches = 2}));
     };
     EXPECT_EQ(counts(under(plain, {-1, 0, 1, 2})), counts(plain)) << "each alone";
@@ -209,8 +210,8 @@ TEST(Program, RefusesOrdersThatDoNotNestInWords) {
 }
 
 TEST(Program, OrdersATreeByTheNumbersOfItsUnits) {
-  const Order expected{{1, true},  {0, true},  {0, false}, {2, true},
-                       {2, false}, {1, false}, {3, true},  {3, false}};
+  const CallOrder expected{{1, true},  {0, true},  {0, false}, {2, true},
+                           {2, false}, {1, false}, {3, true},  {3, false}};
   EXPECT_EQ(order_of_tree(std::vector<int32_t>{1, kNone, 1, kNone}), expected);
 }
 

@@ -23,14 +23,14 @@ bool contains(const std::string& text, const std::string& part) {
 
 TEST(ProgramText, HasAFingerprintOfAllThatRanksMustAgreeOn) {
   const auto units = units_of(3, over_one_axis(optim_grads_params));
-  const auto build = [](std::vector<UnitSpec> of, Order order, const ProgramOptions& options) {
+  const auto build = [](std::vector<UnitSpec> of, CallOrder order, const ProgramOptions& options) {
     return Program::build(std::move(of), std::move(order), options).fingerprint();
   };
   const auto base = build(units, under_a_root(3), {});
   EXPECT_EQ(build(units, under_a_root(3), {}), base);
-  const Order other{{0, true}, {2, true}, {2, false}, {1, true}, {1, false}, {0, false}};
+  const CallOrder other{{0, true}, {2, true}, {2, false}, {1, true}, {1, false}, {0, false}};
   EXPECT_NE(build(units, other, {}), base) << "another order";
-  Order recomputed = under_a_root(3);
+  CallOrder recomputed = under_a_root(3);
   recomputed[1].recompute = 0;
   EXPECT_NE(build(units, recomputed, {}), base) << "another recompute";
   EXPECT_NE(build(units, under_a_root(3), {.micro_batches = 2}), base) << "more micro-batches";
@@ -53,7 +53,7 @@ TEST(ProgramText, HasAFingerprintOfAllThatRanksMustAgreeOn) {
 }
 
 TEST(ProgramText, PrintsUnitsSlotsCountsAndWhatStaysGathered) {
-  Order order = under_a_root(3);
+  CallOrder order = under_a_root(3);
   order[1].recompute = order[3].recompute = 0;
   const auto units = units_of(3, over_one_axis(optim_grads_params));
   const auto text = Program::build(units, order, {.micro_batches = 3}).to_text();

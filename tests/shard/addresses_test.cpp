@@ -38,7 +38,7 @@ class Sightings {
   }
   ~Sightings() {
     at::removeCallback(handle_);
-    runtime_->lanes().set_disturbance({});
+    runtime_->streams().set_disturbance({});
   }
   Sightings(const Sightings&) = delete;
   Sightings& operator=(const Sightings&) = delete;
@@ -56,7 +56,7 @@ class Sightings {
   void of_all(const std::function<void()>& run) { EXPECT_EQ(of(run), members_.size()); }
   /// Looks too where a unit has been gathered and nobody computes.
   void look_at_waits() {
-    runtime_->lanes().set_disturbance([this](Stream stream, Communicator::OnStream) {
+    runtime_->streams().set_disturbance([this](Stream stream, Communicator::OnStream) {
       if (looking_ && stream == Stream::compute) look();
     });
   }
@@ -143,9 +143,9 @@ void validate(Sightings& sightings, torch::nn::Module& model, const LossOf& loss
   model.train();
 }
 
-std::vector<Way> gathering_ways() {
+std::vector<ShardingCase> gathering_ways() {
   auto ways = all_ways();
-  std::erase_if(ways, [](const Way& way) {
+  std::erase_if(ways, [](const ShardingCase& way) {
     return way.placement.spreads(Role::parameter).inner != Spread::shard;
   });
   return ways;
@@ -182,7 +182,7 @@ void train_and_validate(Tower& tower, Sightings& sightings) {
   }
 }
 
-class AddressesTest : public ::testing::TestWithParam<Way> {};
+class AddressesTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(AddressesTest, ValidationBetweenStepsKeepsEveryAddress) {
   for (const int64_t depth : {1, 2}) {
@@ -235,10 +235,10 @@ using Links = std::vector<size_t>;
 
 /// A chain of four equal links, trained in their order and validated through others.
 struct Walk {
-  explicit Walk(const Way& way) : model(sharded(way)), sightings(*model) {
+  explicit Walk(const ShardingCase& way) : model(sharded(way)), sightings(*model) {
     optimizer = make_optimizer(Optimizer::sgd, sherd::parameters(model));
   }
-  static Chain sharded(const Way& way) {
+  static Chain sharded(const ShardingCase& way) {
     torch::manual_seed(3);
     Chain chain(4);
     to_device(*chain);

@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 
 namespace sherd::testing {
 namespace {
@@ -15,9 +15,9 @@ bool odd_one() {
   return test_world().rank() == 1;
 }
 
-Moody make_model(int64_t dim_of_last = 3) {
+FaultyModel make_model(int64_t dim_of_last = 3) {
   torch::manual_seed(4);
-  Moody model;
+  FaultyModel model;
   if (dim_of_last != 3) {
     model->out = model->replace_module("out", torch::nn::Linear(10, dim_of_last));
   }
@@ -29,12 +29,12 @@ ShardOptions flat_options() {
   return {.mesh = mesh_for({})};
 }
 
-void shard(Moody& model, const ShardOptions& options) {
+void shard(FaultyModel& model, const ShardOptions& options) {
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
 }
 
-at::Tensor loss_of(Moody& model) {
+at::Tensor loss_of(FaultyModel& model) {
   const auto device = test_world().device();
   return model(torch::ones({4, 7}).to(device), torch::zeros({4, 3}).to(device));
 }
@@ -90,7 +90,7 @@ TEST(AgreementTest, DifferentOrdersOfShardingNameBothUnits) {
 TEST(AgreementTest, DifferentUnitsNameBoth) {
   auto model = make_model();
   const auto options = flat_options();
-  expect_disagreement({"'MoodyBlock' with", "'Moody' with"}, [&] {
+  expect_disagreement({"'FaultyBlock' with", "'FaultyModel' with"}, [&] {
     for (size_t i = 0; i < 3; ++i) {
       if (i != 1 || !odd_one()) fully_shard(model->blocks[i], options);
     }
@@ -161,7 +161,7 @@ TEST(AgreementTest, AnotherOrderOfCallsInTheFirstPassNamesTheUnit) {
 TEST(AgreementTest, ARecomputeThatOnlyOneRankDoesIsNoticed) {
   auto model = make_model();
   shard(model, flat_options());
-  if (odd_one()) model->where = MoodyImpl::Recompute::around_blocks;
+  if (odd_one()) model->where = FaultyModelImpl::Recompute::around_blocks;
   expect_disagreement({"'block0'"}, [&] { loss_of(model).backward(); });
 }
 

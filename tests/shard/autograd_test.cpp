@@ -4,7 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 #include "shard/twin.h"
 #include "sherd/optim/adamw.h"
 
@@ -24,7 +24,7 @@ at::Tensor target() {
 
 /// The gradient of the loss with respect to the input, by autograd::grad or by a backward that
 /// names its inputs.
-at::Tensor input_gradient(Moody& model, bool named_backward) {
+at::Tensor input_gradient(FaultyModel& model, bool named_backward) {
   const auto x = leaf_input({4, 7});
   const auto loss = model(x, target());
   if (!named_backward) return torch::autograd::grad({loss}, {x}).front();
@@ -38,11 +38,11 @@ void expect_close(const at::Tensor& one, const at::Tensor& other) {
 }
 
 TEST(TrapsTest, TheGradientOfAnInputIsNoBackwardOfTheStep) {
-  using enum MoodyImpl::Recompute;
+  using enum FaultyModelImpl::Recompute;
   for (const auto& way : all_ways()) {
     for (const auto recompute : {nowhere, inside_blocks, around_blocks}) {
       SCOPED_TRACE(c10::str(way.name, ", recompute ", static_cast<int>(recompute)));
-      Rig rig({.way = way, .recompute = recompute});
+      FailureFixture rig({.way = way, .recompute = recompute});
       rig.train();
       for (const bool named : {false, true}) {
         expect_close(input_gradient(rig.model, named), input_gradient(rig.reference, named));
@@ -63,7 +63,7 @@ TEST(TrapsTest, TheGradientOfAnInputIsNoBackwardOfTheStep) {
 TEST(TrapsTest, ABackwardOfSomeParametersLeavesTheOthersAtZero) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    Rig rig({.way = way});
+    FailureFixture rig({.way = way});
     for (auto* each : {&rig.model, &rig.twin, &rig.reference}) {
       const auto loss = rig.forward(*each);
       auto wanted = (*each)->blocks[1]->parameters();
@@ -82,10 +82,10 @@ TEST(TrapsTest, AModelWithoutTrainableParametersHasAnyNumberOfBackwards) {
   for (const auto& way : all_ways()) {
     for (const bool frozen_later : {false, true}) {
       SCOPED_TRACE(c10::str(way.name, frozen_later ? ", frozen later" : ""));
-      Moody model, reference;
+      FaultyModel model, reference;
       to_device(*model);
       to_device(*reference);
-      const auto freeze = [](Moody& one) {
+      const auto freeze = [](FaultyModel& one) {
         for (auto& parameter : one->parameters()) parameter.set_requires_grad(false);
       };
       const auto values = reference->named_parameters();
@@ -142,11 +142,11 @@ TEST(TrapsTest, AParameterFrozenLaterIsNotTouchedByTorchsOptimizer) {
 }
 
 TEST(TrapsTest, AUnitsOutputThatIsAViewMayBeWrittenInPlace) {
-  using enum MoodyImpl::Recompute;
+  using enum FaultyModelImpl::Recompute;
   for (const auto& way : all_ways()) {
     for (const auto recompute : {nowhere, inside_blocks, around_blocks}) {
       SCOPED_TRACE(c10::str(way.name, ", recompute ", static_cast<int>(recompute)));
-      Rig rig({.way = way, .recompute = recompute});
+      FailureFixture rig({.way = way, .recompute = recompute});
       for (auto* each : {&rig.model, &rig.twin, &rig.reference}) {
         (*each)->blocks[0]->after = [](const at::Tensor& x) {
           return x.view({2, 2, 10}).flatten(0, 1).transpose(0, 1);

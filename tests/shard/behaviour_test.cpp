@@ -7,7 +7,7 @@
 namespace sherd::testing {
 namespace {
 
-class BehaviourTest : public ::testing::TestWithParam<Way> {
+class BehaviourTest : public ::testing::TestWithParam<ShardingCase> {
  protected:
   ShardOptions options() const { return options_for(GetParam()); }
 };

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 #include "shard/twin.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
@@ -43,7 +43,7 @@ class Plant {
 };
 
 struct Watched {
-  explicit Watched(const Way& way, bool switched = false) {
+  explicit Watched(const ShardingCase& way, bool switched = false) {
     torch::manual_seed(5);
     model = Chain(4);
     to_device(*model);
@@ -76,7 +76,7 @@ std::string error_of(Body body) {
   return "nothing";
 }
 
-class DiagnosticsTest : public ::testing::TestWithParam<Way> {
+class DiagnosticsTest : public ::testing::TestWithParam<ShardingCase> {
  protected:
   bool shards_gradients() const {
     return GetParam().placement.spreads(Role::gradient).inner == Spread::shard;

@@ -52,7 +52,7 @@ class Delays {
   int64_t next_ = 0;
 };
 
-NamedTensors train(const Way& way, int64_t steps, bool disturbed) {
+NamedTensors train(const ShardingCase& way, int64_t steps, bool disturbed) {
   Twin twin(options_for(way));
   micro_batches(twin.model, 2);
   auto optimizer = make_optimizer(Optimizer::sgd, parameters(twin.model));
@@ -60,7 +60,7 @@ NamedTensors train(const Way& way, int64_t steps, bool disturbed) {
   auto delays = std::make_shared<Delays>(static_cast<uint64_t>(rank) + 17);
   if (disturbed) {
     Runtime::of(*find_unit(twin.model.get()))
-        ->lanes()
+        ->streams()
         .set_disturbance([delays](Stream, Communicator::OnStream stream) { (*delays)(stream); });
   }
   for (int64_t step = 0; step < steps; ++step) {
@@ -70,7 +70,7 @@ NamedTensors train(const Way& way, int64_t steps, bool disturbed) {
   return full_parameters(twin.model);
 }
 
-class DisturbanceTest : public ::testing::TestWithParam<Way> {};
+class DisturbanceTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(DisturbanceTest, ARaceOnDoubleBuffersOrAStorageFreedTooEarlyWouldChangeBits) {
   const int64_t steps = test_world().device().is_cuda() ? 200 : 8;
@@ -84,8 +84,8 @@ TEST_P(DisturbanceTest, ARaceOnDoubleBuffersOrAStorageFreedTooEarlyWouldChangeBi
   }
 }
 
-std::vector<Way> some_ways() {
-  std::vector<Way> some;
+std::vector<ShardingCase> some_ways() {
+  std::vector<ShardingCase> some;
   for (auto& way : all_ways()) {
     if (way.name == "optim_grads" || way.name == "optim_grads_params" || way.name == "HFSDP") {
       some.push_back(std::move(way));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sharding in a wrong way, and touching what is not there: an error that says what to do instead.
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 
 namespace sherd::testing {
 namespace {
@@ -161,7 +161,7 @@ TEST(ErrorsTest, ABudgetBelowThePeakIsRefusedWithBothNumbers) {
 /// Known only when the first pass has shown that a recompute keeps all blocks gathered.
 TEST(ErrorsTest, ABudgetThatTheOrderOfTheFirstPassExceedsIsRefusedWithBothNumbers) {
   const auto sharded = [](int64_t budget) {
-    Moody model(MoodyImpl::Recompute::around_blocks);
+    FaultyModel model(FaultyModelImpl::Recompute::around_blocks);
     to_device(*model);
     ShardOptions options{.mesh = flat_mesh()};
     options.budget = budget;
@@ -170,7 +170,7 @@ TEST(ErrorsTest, ABudgetThatTheOrderOfTheFirstPassExceedsIsRefusedWithBothNumber
     fully_shard(model, options);
     return model;
   };
-  const auto loss = [](Moody& model) {
+  const auto loss = [](FaultyModel& model) {
     const auto device = test_world().device();
     return model(torch::ones({2, 7}).to(device), torch::zeros({2, 3}).to(device));
   };
@@ -185,12 +185,13 @@ TEST(ErrorsTest, ABudgetThatTheOrderOfTheFirstPassExceedsIsRefusedWithBothNumber
 }
 
 TEST(ErrorsTest, PrefetchingForAUnitThatContainsOthersIsRefused) {
-  Moody model;
+  FaultyModel model;
   to_device(*model);
   const ShardOptions options{.mesh = mesh_for({})};
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, {.mesh = mesh_for({}), .prefetch = {model->blocks[0].ptr()}});
-  expect_error({"[shard]", "'Moody' contains other units", "prefetch"}, [&] { program(model); });
+  expect_error(
+      {"[shard]", "'FaultyModel' contains other units", "prefetch"}, [&] { program(model); });
 }
 
 TEST(ErrorsTest, PrefetchingAModuleThatIsNoUnitNamesWhoWantsIt) {
@@ -205,14 +206,14 @@ TEST(ErrorsTest, PrefetchingAModuleThatIsNoUnitNamesWhoWantsIt) {
 // ---- touching what is not there -----------------------------------------------------------------
 
 TEST(ErrorsTest, AForwardPastTheBoundaryNamesTheUnitAndTheHolder) {
-  Rig rig;
+  FailureFixture rig;
   rig.train();
   const auto x = torch::ones({4, 10}).to(test_world().device());
   const auto remedy = {
       std::string("[shard]"), std::string("'block1' are released"), std::string("SHERD_MODULE"),
       std::string("sherd::call")};
   expect_error(remedy, [&] { rig.model->blocks[1]->forward(x); });
-  torch::nn::ModuleHolder<MoodyBlockImpl> plain(rig.model->blocks[1].ptr());
+  torch::nn::ModuleHolder<FaultyBlockImpl> plain(rig.model->blocks[1].ptr());
   expect_error(remedy, [&] { plain->forward(x); });
   // And inside a pass, where the unit would have to be gathered.
   rig.model->blocks[0]->after = [&](const at::Tensor& y) { return plain->forward(y); };
@@ -246,7 +247,7 @@ TEST(ErrorsTest, AUnitCalledThroughTorchsHolderIsAnErrorWhateverIsSharded) {
 }
 
 TEST(ErrorsTest, ReadingOrWritingAReleasedParameterNamesTheUnit) {
-  Rig rig;
+  FailureFixture rig;
   rig.train();
   const torch::NoGradGuard no_grad;
   auto& weight = rig.model->blocks[2]->up->weight;
@@ -254,7 +255,7 @@ TEST(ErrorsTest, ReadingOrWritingAReleasedParameterNamesTheUnit) {
   expect_error({"[shard]", "'block2' are released"}, [&] { weight.clone(); });
   expect_error({"[shard]", "'block2' are released"}, [&] { weight.zero_(); });
   expect_error({"[shard]", "'block2' are released"}, [&] { weight.mutable_data_ptr(); });
-  expect_error({"'Moody' are released"}, [&] { rig.model->in->weight.sum().item<float>(); });
+  expect_error({"'FaultyModel' are released"}, [&] { rig.model->in->weight.sum().item<float>(); });
   EXPECT_EQ(weight.sizes(), at::IntArrayRef({21, 10}));
   torch::AutoGradMode grad(true);
   rig.train();
@@ -264,7 +265,7 @@ TEST(ErrorsTest, ReadingOrWritingAReleasedParameterNamesTheUnit) {
 TEST(ErrorsTest, ReadingAParameterBetweenUpdateAndForwardNamesTheUnitAndTheRemedy) {
   if (test_world().size() == 1) return;  // all of it is this rank's part
   for (const auto strategy : {Strategy::optim, Strategy::optim_grads}) {
-    Rig rig({.way = {"", Placement(strategy)}});
+    FailureFixture rig({.way = {"", Placement(strategy)}});
     rig.train();
     expect_error({"[shard]", "'block2' are released", "sherd::full_parameters"}, [&] {
       rig.model->blocks[2]->up->weight.sum().item<float>();
@@ -274,10 +275,10 @@ TEST(ErrorsTest, ReadingAParameterBetweenUpdateAndForwardNamesTheUnitAndTheRemed
 }
 
 TEST(ErrorsTest, AnInnerUnitCalledOutsideItsRootNamesBoth) {
-  Rig rig;
+  FailureFixture rig;
   rig.train();
   const auto x = torch::ones({4, 10}).to(test_world().device());
-  expect_error({"[shard]", "'block1'", "outside its root 'Moody'", "call the root"}, [&] {
+  expect_error({"[shard]", "'block1'", "outside its root 'FaultyModel'", "call the root"}, [&] {
     rig.model->blocks[1](x);
   });
   rig.expect_resting();
@@ -285,7 +286,7 @@ TEST(ErrorsTest, AnInnerUnitCalledOutsideItsRootNamesBoth) {
 }
 
 TEST(ErrorsTest, AModelThatLostAUnitIsRefused) {
-  Rig rig;
+  FailureFixture rig;
   rig.train();
   rig.model->unregister_module("block1");
   rig.model->blocks.erase(rig.model->blocks.begin() + 1);

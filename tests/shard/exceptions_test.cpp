@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // An exception on all ranks: every unit rests, and training goes on as if the pass had not been.
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 
 namespace sherd::testing {
 namespace {
 
-using MoodyRecompute = MoodyImpl::Recompute;
+using MoodyRecompute = FaultyModelImpl::Recompute;
 
 at::Tensor fail_forward(const at::Tensor&) {
   throw std::logic_error("a mistake in the forward");
@@ -14,7 +14,7 @@ at::Tensor fail_forward(const at::Tensor&) {
 /// Tells a block to misbehave for as long as it lives.
 class Mood {
  public:
-  Mood(Rig& rig, size_t block, bool at_input, Change change)
+  Mood(FailureFixture& rig, size_t block, bool at_input, Change change)
       : change_(at_input ? rig.model->blocks[block]->before : rig.model->blocks[block]->after) {
     change_ = std::move(change);
   }
@@ -29,7 +29,7 @@ class Mood {
 /// The same for what it does in the backward.
 class BackwardMood {
  public:
-  BackwardMood(Rig& rig, size_t block, bool at_input, std::function<void()> action)
+  BackwardMood(FailureFixture& rig, size_t block, bool at_input, std::function<void()> action)
       : mood_(rig, block, at_input, in_backward) {
     InBackward::action = std::move(action);
   }
@@ -50,11 +50,11 @@ void for_every_place(Run run) {
   }
 }
 
-class ExceptionsTest : public ::testing::TestWithParam<Way> {};
+class ExceptionsTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(ExceptionsTest, InAForwardLeavesTheStepAsItWas) {
   for (const auto recompute : {MoodyRecompute::nowhere, MoodyRecompute::around_blocks}) {
-    Rig rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
+    FailureFixture rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
     const auto fail = [&] {
       for_every_place([&](size_t block, bool at_input) {
         const Mood mood(rig, block, at_input, fail_forward);
@@ -78,7 +78,7 @@ TEST_P(ExceptionsTest, InAForwardLeavesTheStepAsItWas) {
 }
 
 TEST_P(ExceptionsTest, InAForwardDoesNotSpoilTheForwardBeforeIt) {
-  Rig rig({.way = GetParam()});
+  FailureFixture rig({.way = GetParam()});
   for (int64_t step = 0; step < 2; ++step) {
     auto loss = rig.forward();
     {
@@ -96,7 +96,7 @@ TEST_P(ExceptionsTest, InAForwardDoesNotSpoilTheForwardBeforeIt) {
 TEST_P(ExceptionsTest, InABackwardBeginsTheStepAnew) {
   for (const auto recompute :
        {MoodyRecompute::nowhere, MoodyRecompute::inside_blocks, MoodyRecompute::around_blocks}) {
-    Rig rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
+    FailureFixture rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
     for (int64_t step = 0; step < 2; ++step) {
       for (int64_t done = 0; done < 2; ++done) {
         for_every_place([&](size_t block, bool at_input) {
@@ -117,7 +117,8 @@ TEST_P(ExceptionsTest, InABackwardBeginsTheStepAnew) {
 
 /// The forward goes well, and fails when it is done again in the backward.
 TEST_P(ExceptionsTest, InARecomputeBeginsTheStepAnew) {
-  Rig rig({.way = GetParam(), .micro_batches = 2, .recompute = MoodyRecompute::around_blocks});
+  FailureFixture rig(
+      {.way = GetParam(), .micro_batches = 2, .recompute = MoodyRecompute::around_blocks});
   for (int64_t step = 0; step < 2; ++step) {
     for_every_place([&](size_t block, bool at_input) {
       rig.pass_model(0);
@@ -131,7 +132,7 @@ TEST_P(ExceptionsTest, InARecomputeBeginsTheStepAnew) {
 }
 
 TEST_P(ExceptionsTest, AUnitCalledInTheBackwardIsToBeWrappedInRecompute) {
-  Rig rig({.way = GetParam()});
+  FailureFixture rig({.way = GetParam()});
   rig.train();
   for_every_place([&](size_t block, bool at_input) {
     const BackwardMood mood(rig, block, at_input, [&] {
@@ -146,14 +147,14 @@ TEST_P(ExceptionsTest, AUnitCalledInTheBackwardIsToBeWrappedInRecompute) {
 }
 
 TEST_P(ExceptionsTest, SwallowedInsideTheModelIsAnErrorThatNamesAUnit) {
-  Rig rig({.way = GetParam()});
+  FailureFixture rig({.way = GetParam()});
   rig.train();
   rig.model->swallow = true;
   for_every_place([&](size_t block, bool at_input) {
     const Mood mood(rig, block, at_input, fail_forward);
-    expect_error({"[shard]", block == 2 ? "'Moody'" : c10::str("'block", block + 1, "'")}, [&] {
-      rig.forward();
-    });
+    expect_error(
+        {"[shard]", block == 2 ? "'FaultyModel'" : c10::str("'block", block + 1, "'")},
+        [&] { rig.forward(); });
     rig.expect_resting();
   });
   rig.train();
@@ -166,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 /// The exception of the model itself arrives as it was thrown.
 TEST(ErrorsTest, AnExceptionKeepsItsType) {
-  Rig rig;
+  FailureFixture rig;
   {
     const Mood mood(rig, 1, true, fail_forward);
     EXPECT_THROW(rig.forward(), std::logic_error);

@@ -10,7 +10,7 @@
 #include <new>
 #include <thread>
 
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 #include "sherd/shard/diagnostics.h"
 
 using namespace std::chrono_literals;
@@ -23,7 +23,7 @@ std::chrono::steady_clock::time_point went_wrong;
 int exit_code_of_error = 1;
 
 struct Training {
-  Moody model;
+  FaultyModel model;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 
   at::Tensor forward() { return model(torch::ones({4, 7}), torch::zeros({4, 3})); }
@@ -35,7 +35,7 @@ struct Training {
 
 Training make_training() {
   torch::manual_seed(5);
-  Moody model;
+  FaultyModel model;
   const ShardOptions options{.mesh = Mesh(test_world(), {{"dp", test_world().size()}})};
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);

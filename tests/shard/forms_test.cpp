@@ -158,7 +158,7 @@ struct NestedImpl : torch::nn::Module {
 };
 SHERD_MODULE(Nested);
 
-class NestedTest : public ::testing::TestWithParam<Way> {};
+class NestedTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(NestedTest, UnitsMayContainUnits) {
   auto [model, reference] = two_alike<Nested>();

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "shard/match.h"
+#include "shard/glob.h"
 #include "shard/parity.h"
 
 namespace sherd::testing {
@@ -43,7 +43,7 @@ inline void expect_granules(
   for (const auto& [name, piece] : pieces) {
     auto granule = Granule::element();
     for (const auto& rule : granules.rules) {
-      if (matches(rule.match, name)) granule = *rule.granule;
+      if (matches_glob(rule.match, name)) granule = *rule.granule;
     }
     const auto found = std::find_if(
         whole.begin(), whole.end(), [&](const auto& other) { return other.first == name; });

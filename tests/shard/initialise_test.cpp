@@ -4,7 +4,7 @@
 
 #include "kernels/keyed_fill.h"
 #include "shard/counting_allocator.h"
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 #include "sherd/optim/adamw.h"
 
 namespace sherd::testing {
@@ -127,7 +127,7 @@ at::Tensor tokens_of(int64_t rank) {
   return (torch::arange(12) * (rank + 1) % 9).view({3, 4}).to(test_world().device());
 }
 
-class InitialiseTest : public ::testing::TestWithParam<Way> {
+class InitialiseTest : public ::testing::TestWithParam<ShardingCase> {
  protected:
   ShardOptions options() const {
     return {.mesh = mesh_for(GetParam()), .placement = GetParam().placement};

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "shard/counting_allocator.h"
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 
 namespace sherd::testing {
 namespace {
@@ -23,7 +23,7 @@ void expect_freed_to(int64_t before) {
 /// A sharded model, and whether it is all gone after it was dropped.
 class Dropped {
  public:
-  explicit Dropped(const Way& way) : before_(cpu_memory().live) {
+  explicit Dropped(const ShardingCase& way) : before_(cpu_memory().live) {
     auto& model = model_.emplace();
     to_device(*model);
     const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
@@ -32,7 +32,7 @@ class Dropped {
     for (const auto& module : model->modules()) modules_.push_back(module);
   }
 
-  Moody& model() { return *model_; }
+  FaultyModel& model() { return *model_; }
   at::Tensor forward() {
     const auto device = test_world().device();
     return model()(torch::ones({4, 7}).to(device), torch::zeros({4, 3}).to(device));
@@ -50,11 +50,11 @@ class Dropped {
 
  private:
   int64_t before_;
-  std::optional<Moody> model_;
+  std::optional<FaultyModel> model_;
   std::vector<std::weak_ptr<torch::nn::Module>> modules_;
 };
 
-class LifetimeTest : public ::testing::TestWithParam<Way> {};
+class LifetimeTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(LifetimeTest, ADroppedModelFreesEverything) {
   Dropped dropped(GetParam());
@@ -126,7 +126,7 @@ TEST_P(LifetimeTest, AnOptimizerThatOutlivesTheModelFreesTheRestWithIt) {
 
 /// Each has its own place in the order of collectives, however the ranks' timing differs.
 TEST_P(LifetimeTest, TwoModelsOnOneMeshTrainSideBySide) {
-  Rig rig({.way = GetParam(), .micro_batches = 3});
+  FailureFixture rig({.way = GetParam(), .micro_batches = 3});
   rig.train(4);
 }
 
@@ -136,7 +136,7 @@ TEST_P(LifetimeTest, AModelDroppedInTheMiddleOfAStepLeavesTheMeshToTheNext) {
     micro_batches(dropped.model(), 3);
     dropped.forward().backward();
     dropped.drop();
-    Rig rig({.way = GetParam()});
+    FailureFixture rig({.way = GetParam()});
     rig.train();
   }
 }

@@ -50,7 +50,7 @@ const std::vector<MemorySetting>& settings() {
   return all;
 }
 
-Stack make_stack(const Way& way, Recompute recompute, const MemorySetting& setting) {
+Stack make_stack(const ShardingCase& way, Recompute recompute, const MemorySetting& setting) {
   Stack model(recompute, /*count=*/3);
   model->to(setting.model);
   if (setting.frozen_block) {
@@ -84,7 +84,7 @@ class MemoryTest : public ::testing::TestWithParam<int64_t> {
 };
 
 TEST_P(MemoryTest, HoldsWhatItPlansBeforeAndAfterSteps) {
-  for_every_way([](const Way& way, Recompute recompute, const MemorySetting& setting) {
+  for_every_way([](const ShardingCase& way, Recompute recompute, const MemorySetting& setting) {
     auto model = make_stack(way, recompute, setting);
     auto optimizer = plain_sgd(*model);
     EXPECT_EQ(allocated_bytes(model), program(model).bytes().peak());
@@ -99,7 +99,7 @@ TEST_P(MemoryTest, HoldsWhatItPlansBeforeAndAfterSteps) {
 }
 
 TEST_P(MemoryTest, TheAllocatorSeesThePlannedBytesAndTheControlRecordsAndNothingElse) {
-  for_every_way([](const Way& way, Recompute recompute, const MemorySetting& setting) {
+  for_every_way([](const ShardingCase& way, Recompute recompute, const MemorySetting& setting) {
     const auto x = random_input(0, 0, 0, {4, 7}).to(setting.model);
     const auto target = random_input(0, 1, 0, {4, 3}).to(setting.model);
     const int64_t before = cpu_memory().live;
@@ -156,7 +156,7 @@ TEST_P(MemoryTest, ShardingTakesOneUnitsPartsBeyondTheModel) {
 TEST_P(MemoryTest, LearningTheOrderHoldsOneArenaAtATime) {
   const auto x = random_input(0, 0, 0, {4, 7});
   const auto target = random_input(0, 1, 0, {4, 3});
-  const Way way{"optim_grads_params", Placement(Strategy::optim_grads_params)};
+  const ShardingCase way{"optim_grads_params", Placement(Strategy::optim_grads_params)};
   Stack model(Recompute::around_all, /*count=*/6, /*dim=*/64);
   shard_stack(model, {.mesh = mesh_for(way), .placement = way.placement});
   const auto first = program(model).bytes();
@@ -230,7 +230,7 @@ struct EvenBlockImpl : torch::nn::Module {
 TORCH_MODULE(EvenBlock);
 
 int64_t planned_peak(Strategy strategy) {
-  const Way way{"", Placement(strategy)};
+  const ShardingCase way{"", Placement(strategy)};
   const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
   EvenBlock model;  // with a weight of its own, too
   for (int64_t i = 0; i < 8; ++i) {

@@ -8,7 +8,7 @@
 
 namespace sherd::testing {
 
-std::vector<Way> all_ways() {
+std::vector<ShardingCase> all_ways() {
   using enum Strategy;
   return {
       {"no_shard", Placement(no_shard)},
@@ -54,7 +54,7 @@ Mesh shared_mesh(const std::vector<Axis>& axes) {
   return meshes().get(axes);
 }
 
-Mesh mesh_for(const Way& way) {
+Mesh mesh_for(const ShardingCase& way) {
   const int64_t size = test_world().size();
   if (!way.two_axes) return shared_mesh({{"dp", size}});
   const int64_t outer = size % 2 == 0 ? 2 : 1;

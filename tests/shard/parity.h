@@ -17,14 +17,14 @@
 namespace sherd::testing {
 
 /// A way to shard, with a mesh that suits the world.
-struct Way {
+struct ShardingCase {
   std::string name;
   Placement placement{Strategy::optim_grads_params};
   bool two_axes = false;
 };
-std::vector<Way> all_ways();
+std::vector<ShardingCase> all_ways();
 /// `dp` over all ranks, or `dp_outer` × `dp`, the outer axis two where the world's size allows it.
-Mesh mesh_for(const Way& way);
+Mesh mesh_for(const ShardingCase& way);
 /// The same one for the same axes, in every test of this process.
 Mesh shared_mesh(const std::vector<Axis>& axes);
 

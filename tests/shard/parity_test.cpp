@@ -18,7 +18,7 @@ const std::vector<std::string> kKinds{"Perceptron", "Transformer", "Torture", "T
 
 struct Case {
   Kind kind{};
-  Way way;
+  ShardingCase way;
   int64_t micro_batches = 1;
   bool recompute = false;
   Optimizer optimizer = Optimizer::sgd;

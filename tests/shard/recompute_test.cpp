@@ -13,7 +13,7 @@ StepTraffic pass_traffic(const Chain& model) {
   return sum;
 }
 
-class RecomputeTest : public ::testing::TestWithParam<Way> {
+class RecomputeTest : public ::testing::TestWithParam<ShardingCase> {
  protected:
   void expect_same_without_further_gathers(const ChainImpl::Route& route) {
     Twin twin(options_for(GetParam()));
@@ -105,7 +105,7 @@ TEST(RecomputeOnce, AnInputWithoutGradientAndSeveralOutputs) {
 
 // ---- options ------------------------------------------------------------------------------------
 
-class OptionsTest : public ::testing::TestWithParam<Way> {
+class OptionsTest : public ::testing::TestWithParam<ShardingCase> {
  protected:
   ShardOptions options() const { return options_for(GetParam()); }
   static void train(Chain& model, int64_t rank, int64_t step) { train_once(model, rank, step); }

@@ -3,7 +3,7 @@
 // nothing has changed.
 #include <set>
 
-#include "shard/rig.h"
+#include "shard/failure_fixture.h"
 #include "sherd/shard/initialise.h"
 
 namespace sherd::testing {
@@ -13,18 +13,18 @@ TEST(ErrorsTest, AnUpdateBeforeTheLastBackwardChangesNothing) {
   for (const auto& way : all_ways()) {
     for (const auto optimizer : {Optimizer::sgd, Optimizer::adamw}) {
       SCOPED_TRACE(way.name);
-      Rig rig({.way = way, .micro_batches = 3, .optimizer = optimizer});
+      FailureFixture rig({.way = way, .micro_batches = 3, .optimizer = optimizer});
       rig.train();
       for (int64_t done = 0; done < 3; ++done) {
         const auto before = main_weights(*rig.model);
         const auto count = c10::str("after ", done, " of the 3 backwards");
-        expect_error({"[shard]", "optimizer.step()", count, "'Moody'", "micro_batches"}, [&] {
+        expect_error({"[shard]", "optimizer.step()", count, "'FaultyModel'", "micro_batches"}, [&] {
           step(rig.model, *rig.optimizer);
         });
         rig.optimizer->step();  // torch's own: it finds no gradients
         expect_same_bits(main_weights(*rig.model), before);
         if (done > 0) {
-          expect_error({"[shard]", "publish", count, "'Moody'"}, [&] { publish(rig.model); });
+          expect_error({"[shard]", "publish", count, "'FaultyModel'"}, [&] { publish(rig.model); });
         }
         rig.pass(done);
       }
@@ -36,10 +36,10 @@ TEST(ErrorsTest, AnUpdateBeforeTheLastBackwardChangesNothing) {
 }
 
 TEST(ErrorsTest, ASecondUpdateOfAStepChangesNothing) {
-  Rig rig;
+  FailureFixture rig;
   rig.train();
   const auto before = main_weights(*rig.model);
-  expect_error({"optimizer.step()", "after 0 of the 1 backwards", "'Moody'"}, [&] {
+  expect_error({"optimizer.step()", "after 0 of the 1 backwards", "'FaultyModel'"}, [&] {
     step(rig.model, *rig.optimizer);
   });
   expect_same_bits(main_weights(*rig.model), before);
@@ -49,7 +49,7 @@ TEST(ErrorsTest, ASecondUpdateOfAStepChangesNothing) {
 TEST(ErrorsTest, AnOptimizerOverTheModulesOwnParametersIsRefused) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    Rig rig({.way = way});
+    FailureFixture rig({.way = way});
     const auto wrong = make_optimizer(Optimizer::adamw, rig.model->parameters());
     const auto before = main_weights(*rig.model);
     rig.pass(0);
@@ -57,7 +57,7 @@ TEST(ErrorsTest, AnOptimizerOverTheModulesOwnParametersIsRefused) {
         {"[shard]", "'in.weight'", "model->parameters()", "sherd::parameters(model)"},
         [&] { step(rig.model, *wrong); });
     expect_error(
-        {"[shard]", "none of the main weights of 'Moody'", "sherd::parameters(model)"},
+        {"[shard]", "none of the main weights of 'FaultyModel'", "sherd::parameters(model)"},
         [&] { step(rig.model, *rig.twin_optimizer); });
     expect_same_bits(main_weights(*rig.model), before);
     rig.update();
@@ -74,7 +74,7 @@ class Warnings : public c10::WarningHandler {
 };
 
 TEST(ErrorsTest, APublishThatChangesNothingInTheFirstStepWarns) {
-  Rig rig;
+  FailureFixture rig;
   Warnings warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
   rig.pass(0);
@@ -93,16 +93,18 @@ TEST(ErrorsTest, APublishThatChangesNothingInTheFirstStepWarns) {
 TEST(ErrorsTest, ABackwardAfterTheLastNamesBothNumbers) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    Rig rig({.way = way, .micro_batches = 2});
+    FailureFixture rig({.way = way, .micro_batches = 2});
     rig.train();
     rig.pass(0);
     rig.pass(1);
     auto loss = rig.forward();
     expect_error(
-        {"[shard]", "backward 3 of 'Moody'", "a step has 2", "publish", "sherd::micro_batches"},
+        {"[shard]", "backward 3 of 'FaultyModel'", "a step has 2", "publish",
+         "sherd::micro_batches"},
         [&] { loss.backward(); });
-    expect_error(
-        {"idle_pass", "backward 3 of 'Moody'", "a step has 2"}, [&] { idle_pass(rig.model); });
+    expect_error({"idle_pass", "backward 3 of 'FaultyModel'", "a step has 2"}, [&] {
+      idle_pass(rig.model);
+    });
     rig.expect_resting();
     rig.update();
     rig.expect_alike();
@@ -111,20 +113,22 @@ TEST(ErrorsTest, ABackwardAfterTheLastNamesBothNumbers) {
 }
 
 TEST(ErrorsTest, MicroBatchesAreAtLeastOne) {
-  Rig rig;
-  expect_error(
-      {"[shard]", "micro_batches(Moody, 0)", "at least 1"}, [&] { micro_batches(rig.model, 0); });
-  expect_error({"micro_batches(Moody, -3)"}, [&] { micro_batches(rig.model, -3); });
+  FailureFixture rig;
+  expect_error({"[shard]", "micro_batches(FaultyModel, 0)", "at least 1"}, [&] {
+    micro_batches(rig.model, 0);
+  });
+  expect_error({"micro_batches(FaultyModel, -3)"}, [&] { micro_batches(rig.model, -3); });
   rig.train();
 }
 
 TEST(ErrorsTest, MicroBatchesDoNotChangeInTheMiddleOfAStep) {
-  Rig rig({.micro_batches = 2});
+  FailureFixture rig({.micro_batches = 2});
   rig.train();
   for (int64_t done = 1; done <= 2; ++done) {
     rig.pass(done - 1);
     expect_error(
-        {"[shard]", "micro_batches(Moody, 5)", c10::str(done, " of 2 backwards"), "between steps"},
+        {"[shard]", "micro_batches(FaultyModel, 5)", c10::str(done, " of 2 backwards"),
+         "between steps"},
         [&] { micro_batches(rig.model, 5); });
   }
   rig.update();
@@ -146,12 +150,12 @@ TEST(ErrorsTest, MainWeightsUpdatedButModelWeightsNotRefreshedIsAnErrorAtTheNext
   for (const auto& way : all_ways()) {
     for (const auto optimizer : {Optimizer::sgd, Optimizer::adamw}) {
       SCOPED_TRACE(way.name + (optimizer == Optimizer::sgd ? ", SGD" : ", AdamW"));
-      Rig rig({.way = way, .optimizer = optimizer});
+      FailureFixture rig({.way = way, .optimizer = optimizer});
       rig.train();
       rig.pass(0);
       rig.optimizer->step();
       const auto said = {
-          std::string("[shard]"), std::string("'Moody' have changed"),
+          std::string("[shard]"), std::string("'FaultyModel' have changed"),
           std::string("sherd::publish(model)")};
       expect_error(said, [&] { rig.forward(); });
       {
@@ -169,12 +173,12 @@ TEST(ErrorsTest, MainWeightsUpdatedButModelWeightsNotRefreshedIsAnErrorAtTheNext
 TEST(ErrorsTest, ABackwardOfAForwardBeforeTheUpdateIsRefused) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    Rig rig({.way = way});
+    FailureFixture rig({.way = way});
     rig.train();
     auto early = rig.forward();
     rig.pass(0);
     rig.update();
-    expect_error({"[shard]", "a backward of 'Moody'", "before the weights changed"}, [&] {
+    expect_error({"[shard]", "a backward of 'FaultyModel'", "before the weights changed"}, [&] {
       early.backward();
     });
     early.reset();
@@ -183,10 +187,10 @@ TEST(ErrorsTest, ABackwardOfAForwardBeforeTheUpdateIsRefused) {
 }
 
 TEST(ErrorsTest, AnEditReachesUnitsThatStayGathered) {
-  Rig rig;
+  FailureFixture rig;
   ShardOptions options{.mesh = mesh_for({}), .keep_gathered = true};
   torch::manual_seed(5);
-  Moody model;
+  FaultyModel model;
   to_device(*model);
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
@@ -198,7 +202,7 @@ TEST(ErrorsTest, AnEditReachesUnitsThatStayGathered) {
 }
 
 TEST(ErrorsTest, AnEditOfMainWeightsKeepsDigitsThatModelWeightsDoNotHave) {
-  Moody model;
+  FaultyModel model;
   to_device(*model);
   ShardOptions options{.mesh = mesh_for({}), .precision = Precision::recipe("bf16_o2")};
   for (auto& block : model->blocks) fully_shard(block, options);
@@ -221,21 +225,21 @@ TEST(ErrorsTest, AnEditOfMainWeightsKeepsDigitsThatModelWeightsDoNotHave) {
 }
 
 TEST(ErrorsTest, AFrozenParameterThatIsTrainedLaterIsNamed) {
-  Rig rig;
-  Moody model;
+  FailureFixture rig;
+  FaultyModel model;
   to_device(*model);
   for (auto& parameter : model->in->parameters()) parameter.set_requires_grad(false);
   fully_shard(model, {.mesh = mesh_for({})});
   for (auto& parameter : model->in->parameters()) parameter.set_requires_grad(true);
   expect_error(
-      {"[shard] parameter 'in.", "unit 'Moody' was frozen when it was sharded",
+      {"[shard] parameter 'in.", "unit 'FaultyModel' was frozen when it was sharded",
        "before fully_shard"},
       [&] { rig.forward(model).backward(); });
 }
 
 TEST(ErrorsTest, ABlockThatOutlivesItsModelIsARootOfItsOwn) {
-  Rig rig;
-  Moody model;
+  FailureFixture rig;
+  FaultyModel model;
   to_device(*model);
   for (auto& block : model->blocks) fully_shard(block, {.mesh = mesh_for({})});
   fully_shard(model, {.mesh = mesh_for({})});
@@ -248,33 +252,35 @@ TEST(ErrorsTest, ABlockThatOutlivesItsModelIsARootOfItsOwn) {
 }
 
 TEST(ErrorsTest, ALossPerTokenNeedsTheTokens) {
-  Rig rig({.loss = Loss::per_token});
+  FailureFixture rig({.loss = Loss::per_token});
   rig.train();
   rig.pass(0);
   const auto before = main_weights(*rig.model);
-  expect_error(
-      {"[shard]", "'Moody'", "per token", ".tokens"}, [&] { step(rig.model, *rig.optimizer); });
-  expect_error(
-      {"[shard]", "'Moody'", "0 tokens"}, [&] { step(*rig.model, *rig.optimizer, {.tokens = 0}); });
+  expect_error({"[shard]", "'FaultyModel'", "per token", ".tokens"}, [&] {
+    step(rig.model, *rig.optimizer);
+  });
+  expect_error({"[shard]", "'FaultyModel'", "0 tokens"}, [&] {
+    step(*rig.model, *rig.optimizer, {.tokens = 0});
+  });
   expect_same_bits(main_weights(*rig.model), before);
   rig.update();
   rig.expect_alike();
   rig.train();
   rig.pass(0);
-  expect_error({"gradient_norm of 'Moody'", ".tokens"}, [&] { gradient_norm(rig.model); });
+  expect_error({"gradient_norm of 'FaultyModel'", ".tokens"}, [&] { gradient_norm(rig.model); });
   EXPECT_GT(gradient_norm(rig.model, {.tokens = 4}), 0);
   rig.optimizer->step();  // finds no gradients, as they are not divided yet
-  expect_error({"[shard]", "'Moody'", "per token", ".tokens"}, [&] { publish(rig.model); });
+  expect_error({"[shard]", "'FaultyModel'", "per token", ".tokens"}, [&] { publish(rig.model); });
   rig.update();
   rig.expect_alike();
 }
 
 TEST(ErrorsTest, TokensNeedALossPerToken) {
-  Rig rig;
+  FailureFixture rig;
   rig.train();
   rig.pass(0);
   const auto before = main_weights(*rig.model);
-  expect_error({"[shard]", "tokens", "'Moody'", "sherd::Loss::per_token"}, [&] {
+  expect_error({"[shard]", "tokens", "'FaultyModel'", "sherd::Loss::per_token"}, [&] {
     step(*rig.model, *rig.optimizer, {.tokens = 4});
   });
   expect_same_bits(main_weights(*rig.model), before);
@@ -285,7 +291,7 @@ TEST(ErrorsTest, TokensNeedALossPerToken) {
 TEST(ErrorsTest, ParametersAreNotEditedInTheMiddleOfAStep) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    Rig rig({.way = way, .micro_batches = 2});
+    FailureFixture rig({.way = way, .micro_batches = 2});
     rig.train();
     const auto edit = [&] { edit_parameters(rig.model->blocks[1], [] { FAIL(); }); };
     for (int64_t done = 1; done <= 2; ++done) {
@@ -301,7 +307,7 @@ TEST(ErrorsTest, ParametersAreNotEditedInTheMiddleOfAStep) {
 TEST(ErrorsTest, ParametersAreNotEditedInsideAPass) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    Rig rig({.way = way});
+    FailureFixture rig({.way = way});
     rig.train();
     const auto edit = [&] { edit_parameters(rig.model->blocks[2], [] { FAIL(); }); };
     rig.model->blocks[1]->before = [&](const at::Tensor& x) {
@@ -326,7 +332,7 @@ TEST(ErrorsTest, ParametersAreNotEditedInsideAPass) {
 TEST(ErrorsTest, AnEditThatThrowsKeepsNothing) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    Rig rig({.way = way});
+    FailureFixture rig({.way = way});
     rig.train();
     expect_error({"a mistake in the edit"}, [&] {
       edit_parameters(rig.model->blocks[1], [&] {
@@ -341,7 +347,7 @@ TEST(ErrorsTest, AnEditThatThrowsKeepsNothing) {
 }
 
 TEST(ErrorsTest, WhatIsAskedOfTheModelIsNotAnsweredForAnInnerUnitOrAPlainModule) {
-  Rig rig;
+  FailureFixture rig;
   rig.train();
   const std::vector<std::pair<const char*, std::function<void(torch::nn::Module&)>>> all{
       {"micro_batches", [](auto& model) { micro_batches(model, 2); }},
@@ -356,23 +362,23 @@ TEST(ErrorsTest, WhatIsAskedOfTheModelIsNotAnsweredForAnInnerUnitOrAPlainModule)
       {"full_parameters", [](auto& model) { full_parameters(model); }}};
   for (const auto& [name, ask] : all) {
     SCOPED_TRACE(name);
-    expect_error({"[shard]", name, "MoodyImpl", "not sharded", "sherd::fully_shard"}, [&] {
+    expect_error({"[shard]", name, "FaultyModelImpl", "not sharded", "sherd::fully_shard"}, [&] {
       ask(*rig.reference);
     });
-    expect_error({"[shard]", name, "'block1'", "not the root", "pass 'Moody'"}, [&] {
+    expect_error({"[shard]", name, "'block1'", "not the root", "pass 'FaultyModel'"}, [&] {
       ask(*rig.model->blocks[1]);
     });
   }
-  expect_error({"[shard]", "edit_parameters", "MoodyImpl", "no unit"}, [&] {
+  expect_error({"[shard]", "edit_parameters", "FaultyModelImpl", "no unit"}, [&] {
     edit_parameters(rig.reference, [] {});
   });
   rig.train();
 }
 
 TEST(ErrorsTest, AGradientNormBeforeTheLastBackwardIsRefused) {
-  Rig rig({.micro_batches = 2});
+  FailureFixture rig({.micro_batches = 2});
   rig.pass(0);
-  expect_error({"[shard]", "gradient_norm", "after 1 of the 2 backwards", "'Moody'"}, [&] {
+  expect_error({"[shard]", "gradient_norm", "after 1 of the 2 backwards", "'FaultyModel'"}, [&] {
     gradient_norm(rig.model);
   });
   rig.pass(1);

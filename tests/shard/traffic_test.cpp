@@ -48,7 +48,7 @@ int64_t count_over(const Calls& calls, int64_t ranks, Collective collective) {
 class Trained {
  public:
   struct Options {
-    Way way;
+    ShardingCase way;
     Recompute recompute = Recompute::nowhere;
     Precision precision{};
     c10::ScalarType model = torch::kFloat;
@@ -100,9 +100,10 @@ class Trained {
   Stack model;
 };
 
-Way way_called(const std::string& name) {
+ShardingCase way_called(const std::string& name) {
   const auto ways = all_ways();
-  return *std::find_if(ways.begin(), ways.end(), [&](const Way& way) { return way.name == name; });
+  return *std::find_if(
+      ways.begin(), ways.end(), [&](const ShardingCase& way) { return way.name == name; });
 }
 
 class TrafficTest : public ::testing::TestWithParam<int64_t> {

@@ -61,7 +61,7 @@ at::Tensor chain_input(int64_t rank, int64_t step, int64_t micro_batch = 0);
 /// A forward and its backward.
 void train_once(Chain& model, int64_t rank, int64_t step, int64_t micro_batch = 0);
 
-inline ShardOptions options_for(const Way& way) {
+inline ShardOptions options_for(const ShardingCase& way) {
   return {.mesh = mesh_for(way), .placement = way.placement};
 }
 

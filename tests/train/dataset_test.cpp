@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/dataset.h"
+#include "data/dataset.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "data/token_check.h"
 #include "files/temporary_folder.h"
 #include "sherd/comm/world.h"
 #include "train/earlier_run.h"
-#include "train/token_check.h"
 
 namespace sherd {
 namespace {

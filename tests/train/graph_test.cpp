@@ -10,9 +10,12 @@
 #include <chrono>
 #include <thread>
 
+#include "configuration/optimizer.h"
+#include "configuration/setup.h"
+#include "forecast/graphed_steps.h"
 #include "kernels/occupy.h"
 #include "ranks/rank_world.h"
-#include "shard/lanes.h"
+#include "shard/program_streams.h"
 #include "shard/registry.h"
 #include "shard/runtime.h"
 #include "sherd/nn/recompute.h"
@@ -21,14 +24,11 @@
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/shard/step_graph.h"
-#include "train/graphed_steps.h"
-#include "train/optimizer.h"
-#include "train/setup.h"
 
 namespace sherd::testing {
 namespace {
 
-struct Way {
+struct GraphCase {
   bool graph = false;
   bool symmetric = false;
   std::string kind = "llama";
@@ -38,7 +38,7 @@ struct Way {
   bool per_token = false;
 };
 
-Configuration graphed_configuration(const Way& way) {
+Configuration graphed_configuration(const GraphCase& way) {
   Configuration all;
   all.model.kind = way.kind;
   all.model.dim = 64;
@@ -60,7 +60,7 @@ Configuration graphed_configuration(const Way& way) {
 }
 
 /// The losses of some steps, whose rate changes, and the weights' norm after them.
-std::vector<double> losses(const Way& way, int64_t steps) {
+std::vector<double> losses(const GraphCase& way, int64_t steps) {
   const auto configuration = graphed_configuration(way);
   const auto& world = test_world();
   const auto model = model_of(configuration, mesh_of(configuration.shard, world));
@@ -237,14 +237,14 @@ TEST_F(GraphTest, AnUpdateOnAStreamWaitsForTheReductions) {
   inside.step_on_stream();
   auto clock = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(test_world().device()));
   const auto runtime = Runtime::of(*find_unit(inside.model.get()));
-  runtime->lanes().set_disturbance([&](Stream stream, Communicator::OnStream on) {
+  runtime->streams().set_disturbance([&](Stream stream, Communicator::OnStream on) {
     if (stream != Stream::reduce) return;
     note_time(clock, *on);
     occupy_until(clock, /*seconds=*/5e-3, 1, *on);
   });
   for (int i = 1; i < 3; ++i) inside.step_on_stream();
   expect_equal(outside.weights(), inside.weights());
-  runtime->lanes().set_disturbance({});
+  runtime->streams().set_disturbance({});
 }
 
 TEST_F(GraphTest, TheLeafOfARecomputeIsOnTheStreamOfItsCall) {
@@ -300,13 +300,13 @@ TEST_F(GraphTest, AReplayWithoutItsTokensIsRefused) {
 }
 
 TEST_F(GraphTest, AKernelThatThrowsLeavesTheCurrentStreamAsItWas) {
-  Lanes lanes(test_world().device(), 1);
+  ProgramStreams lanes(test_world().device(), 1);
   Instruction instruction;
   instruction.stream = Stream::reduce;
   const auto before = c10::cuda::getCurrentCUDAStream();
   EXPECT_THROW(
       lanes.issue(
-          instruction, Lanes::Kind::kernel,
+          instruction, ProgramStreams::Kind::kernel,
           [&](Communicator::OnStream stream) -> Work {
             EXPECT_EQ(c10::cuda::getCurrentCUDAStream().unwrap(), *stream);
             throw std::runtime_error("a kernel");

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the tables of src/train/tokenizer/nfc_ranges.h, from Python's unicodedata: make_nfc_ranges.py > src/train/tokenizer/nfc_ranges.h"""
+"""Prints the tables of src/data/tokenizer/nfc_ranges.h, from Python's unicodedata: make_nfc_ranges.py > src/data/tokenizer/nfc_ranges.h"""
 import unicodedata
 
 CODES = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/train/network_file.h"
+#include "sherd/configuration/network_file.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "configuration/byte_size.h"
 #include "files/temporary_folder.h"
-#include "sherd/train/configuration.h"
-#include "sherd/train/measure_network.h"
-#include "train/byte_size.h"
+#include "sherd/configuration/configuration.h"
+#include "sherd/forecast/measure_network.h"
 
 namespace sherd {
 namespace {

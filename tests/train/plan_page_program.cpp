@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "train/plan_page.h"
+#include "forecast/plan_page.h"
 
 int main() {
   const std::string json{std::istreambuf_iterator<char>(std::cin), {}};

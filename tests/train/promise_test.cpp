@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "configuration/optimizer.h"
+#include "configuration/setup.h"
+#include "forecast/rehearsal.h"
 #include "ranks/rank_world.h"
 #include "shard/counting_allocator.h"
 #include "sherd/optim/adamw.h"
@@ -10,9 +13,6 @@
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/shard/recording.h"
-#include "train/optimizer.h"
-#include "train/rehearsal.h"
-#include "train/setup.h"
 
 namespace sherd::testing {
 namespace {
@@ -140,8 +140,7 @@ TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
   for (const auto& one : cases()) {
     SCOPED_TRACE(name_of(one));
     const auto configuration = configuration_of(one);
-    const auto planned =
-        rehearse_on_meta(configuration, world.size(), world.device().type(), world.rank());
+    const auto planned = dry_run(configuration, world.size(), world.device().type(), world.rank());
     const auto model = model_of(configuration, mesh_of(configuration.shard, world));
     AdamW optimizer(*model, optimizer_of(configuration, *model));
     EXPECT_GT(planned.kept.back(), 0) << "of the root: of all units";
@@ -206,7 +205,7 @@ TEST(PromiseTest, AnArenaTakesAtMostFivePercentMoreThanIsInUseAtOnce) {
       configuration.model.ffn = 704;
       configuration.model.vocab = 8192;
       configuration.data.seq = 64;
-      const auto planned = rehearse_on_meta(configuration, 8, c10::DeviceType::CPU);
+      const auto planned = dry_run(configuration, 8, c10::DeviceType::CPU);
       const auto bytes = planned.program.bytes();
       EXPECT_LE(static_cast<double>(bytes.arena), 1.05 * static_cast<double>(bytes.bound))
           << kind << ", depth " << depth << ": " << bytes.arena << " and " << bytes.bound;
@@ -225,7 +224,7 @@ TEST(PromiseTest, MoreShardingOrMoreRanksNeverTakeMore) {
       auto configuration = configuration_of({"llama", strategy, 1, 1, "bf16_o2"});
       configuration.model.layers = 8;
       configuration.model.dim = 64;
-      const auto planned = rehearse_on_meta(configuration, ranks, c10::DeviceType::CPU);
+      const auto planned = dry_run(configuration, ranks, c10::DeviceType::CPU);
       const int64_t all = planned.program.bytes().peak() + planned.optimizer;
       // Each group is padded by less than 64 elements a rank, in all its roles.
       const int64_t groups = 2 * std::ssize(planned.program.units());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/sampler.h"
+#include "data/sampler.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/train/tokenize.h"
+#include "sherd/data/tokenize.h"
 
 #include <c10/util/Exception.h>
 #include <dirent.h>
@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "data/token_file.h"
+#include "data/tokenizer/tokenizer.h"
 #include "files/temporary_folder.h"
-#include "train/token_file.h"
-#include "train/tokenizer/tokenizer.h"
 
 namespace sherd {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/tokenizer/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "train/tokenizer/pattern_syntax.h"
+#include "data/tokenizer/pattern_syntax.h"
 
 namespace sherd {
 namespace {

@@ -19,70 +19,78 @@
 
 namespace sherd {
 
-/// A box of a tensor as a checkpoint names it.
+/// A box of a tensor in a checkpoint.
 struct TensorSlice {
-  std::string tensor;
-  std::vector<int64_t> shape;  ///< of the whole tensor
-  /// In each dim from, and up to; none: all of the tensor.
+  std::string tensor;          ///< its name in the checkpoint
+  std::vector<int64_t> shape;  ///< shape of the whole tensor
+  /// For each dim the first index and one past the last; empty: all of the tensor.
   std::vector<std::pair<int64_t, int64_t>> ranges{};
 };
 
-/// As what a parameter or a buffer is saved: its elements are those of the slices, one after
-/// another, each row by row. Most are one whole tensor; a packed one is several, a part of one
-/// another range. A buffer without slices, such as a table that its constructor fills, is neither
-/// saved nor loaded.
+/// A function from the full name and shape of a parameter or buffer to the slices that it is stored
+/// as. Its elements are those of the slices, in order, each in row-major order. Usually it is one
+/// whole tensor; a packed parameter (queries, keys and values in one) is several. A buffer without
+/// slices, such as a table that the constructor fills, is neither saved nor loaded.
 using SlicesOf = std::function<std::vector<TensorSlice>(const std::string& name, at::IntArrayRef)>;
 
+/// Options of save(). All ranks pass the same.
 struct SaveOptions {
-  SlicesOf slices{};  ///< none: each parameter and buffer is a tensor of its name
-  /// Of the model files; none: that of the main weights.
+  SlicesOf slices{};  ///< default: each parameter and buffer is a tensor of its own name
+  /// Dtype of the floating-point parameters in the model files; default: that of the main weights.
+  /// With another dtype, the main weights are saved in files of their own as well.
   std::optional<c10::ScalarType> export_dtype{};
-  /// Small files beside the model, such as config.json, by name.
+  /// Contents of small files to write next to the model, such as config.json, by file name.
   std::map<std::string, std::string> texts{};
-  /// What else a run has to know, such as its step: kept by name in state.json.
+  /// Further numbers to store in state.json, such as the run's step, by name.
   std::map<std::string, int64_t> numbers{};
 };
 
+/// Options of load(). All ranks pass the same.
 struct LoadOptions {
-  SlicesOf slices{};  ///< as it was saved
+  SlicesOf slices{};  ///< as in SaveOptions when the checkpoint was saved
 };
 
-/// What was known beside the tensors.
+/// The contents of a checkpoint besides tensors.
 struct LoadedState {
-  std::map<std::string, int64_t> numbers;
+  std::map<std::string, int64_t> numbers;  ///< SaveOptions::numbers, and others of state.json
 };
 
-/// Writes a checkpoint: a folder with the model as Hugging Face has it (model-*.safetensors, their
-/// index, and `texts`), the main weights where they have another dtype, and the optimizer's state.
-/// Each rank writes its own bytes, straight from its shards; registered buffers, such as running
-/// means, are written by rank 0 in their own dtype. A copy that is whole takes the place of the
-/// folder at the end, so whatever happens, the folder is a whole checkpoint or what it was.
-/// Collective; blocks. An error is thrown on all ranks, with the file in it, and the model can go
-/// on. `optimizer` may be null.
+/// Writes a checkpoint folder: the model in the format of Hugging Face (model-*.safetensors, an
+/// index, and `texts`), the main weights (master weights) if their dtype differs, and the
+/// optimizer's state unless `optimizer` is null. Each rank writes its own shards; registered
+/// buffers, such as running means, are those of rank 0, in their own dtype.
+///
+/// Everything is written to `<folder>.part`, which replaces the folder at the end, so an error or a
+/// crash leaves the old folder as it was. On file systems that can't exchange two names, the folder
+/// has another name for a moment (`.part` or `.old`); load() and find_checkpoints() look there too.
+/// Collective; blocks. Call it between steps. An error throws on all ranks and names the file;
+/// training can continue.
 SHERD_API void save(
     const torch::nn::Module& model,
     const AdamW* optimizer,
     const std::string& folder,
     const SaveOptions& options = {});
 
-/// Gives a sharded model and its optimizer what a checkpoint has, whatever number of ranks,
-/// strategy and precision it was saved with. Every rank gets the buffers that rank 0 had. Every
-/// byte that is read is checked. Collective; blocks. An error is thrown on all ranks, naming the
-/// tensor; the model is then half loaded.
-/// `optimizer` may be null: its state is left alone.
+/// Loads a checkpoint into a sharded model and its optimizer, for any number of ranks, strategy and
+/// precision that it was saved with. Every rank gets the buffers of the saving rank 0. If
+/// `optimizer` is null, its state is not loaded. All data is checked against its checksums.
+/// Collective; blocks. Call it between steps. An error throws on all ranks and names the tensor;
+/// the model is then partly loaded.
 SHERD_API LoadedState load(
     const torch::nn::Module& model,
     AdamW* optimizer,
     const std::string& folder,
     const LoadOptions& options = {});
 
-/// Returns `count` elements of a tensor, from number `begin` on: flat, on the CPU.
+/// A function that returns `count` elements of a named tensor, from element `begin` of the
+/// flattened tensor on: flat, on the CPU.
 using ReadElements =
     std::function<at::Tensor(const std::string& tensor, int64_t begin, int64_t count)>;
 
-/// Gives the parameters of a sharded model what `read` returns, such as elements of other people's
-/// files. Each rank asks for its own elements and no others. Optimizer and buffers are left alone.
-/// Collective; blocks. What `read` throws is thrown on all ranks; the model is then half loaded.
+/// Loads the parameters of a sharded model from another source, such as files in another format:
+/// `read` is called on each rank for its own elements only. Optimizer and buffers do not change.
+/// Collective; blocks. If `read` throws on one rank, it throws on all; the model is then partly
+/// loaded.
 SHERD_API void load_elements(
     const torch::nn::Module& model, const SlicesOf& slices, const ReadElements& read);
 
@@ -100,7 +108,7 @@ inline LoadedState load(
     const LoadOptions& options = {}) {
   return load(model, &optimizer, folder, options);
 }
-/// A holder of any kind; the optimizer as a pointer or a reference.
+/// The same for module holders, with the optimizer as a pointer or a reference.
 template <class Contained, class Optimizer>
 void save(
     const torch::nn::ModuleHolder<Contained>& model,
@@ -118,8 +126,9 @@ LoadedState load(
   return load(static_cast<const torch::nn::Module&>(*model), optimizer, folder, options);
 }
 
-/// Saving while training goes on: the state is copied to host memory beside the next step's
-/// computation, and written from there.
+/// Saves checkpoints while training goes on (asynchronous checkpointing): the state is copied to
+/// host memory during the next step, and a thread writes it from there. A training loop calls
+/// begin() after a step, before_update() before the next update, and advance() until it is done.
 class SHERD_API BackgroundSave {
  public:
   BackgroundSave();
@@ -127,26 +136,31 @@ class SHERD_API BackgroundSave {
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  /// Takes the host memory that the copies need, now instead of with the first save: how many
-  /// bytes.
+  /// Allocates the host memory for the copies now rather than in the first begin(), and returns its
+  /// bytes on this rank; pinned memory if the model is on a GPU. Throws while a save is under way.
   int64_t reserve(const torch::nn::Module& model, const AdamW* optimizer);
-  /// Begins; between two steps. The one before must be done. Collective; does not wait for the
-  /// copies.
+  /// Begins to save, as save() does. Call it between steps. Collective; blocks until work that is
+  /// under way is done and the ranks agree, but on a GPU not for the copies, which run on a stream
+  /// of their own. Throws if the save before is not finished.
   void begin(
       const torch::nn::Module& model,
       const AdamW* optimizer,
       const std::string& folder,
       const SaveOptions& options = {});
-  /// Before weights or moments change: the current stream waits for the copies.
+  /// Makes the current stream wait for the copies; the host does not wait. Call it before weights
+  /// or moments change.
   void before_update();
+  /// Returns whether a save has begun and is not finished.
   bool under_way() const;
-  /// This rank has nothing to do for it but to call advance(), with all others.
+  /// Returns whether this rank has finished its part of the current stage, so that advance() would
+  /// not wait for it.
   bool idle() const;
-  /// When all ranks are idle, the next stage: each has written its bytes, then the first rank puts
-  /// the checkpoint in its place. Collective; waits for this rank's work if there is any. True: it
-  /// is done. Throws on all ranks where one has failed, and then it is over.
+  /// Goes on to the next stage: first all ranks write their parts, then rank 0 completes the folder
+  /// and puts it in place. Returns true when the save is finished. Collective; blocks until every
+  /// rank's work for the current stage is done. Throws on all ranks if one has failed; the save is
+  /// then over.
   bool advance();
-  /// All that is left. Collective; blocks.
+  /// Completes the save. Collective; blocks.
   void finish();
 
  private:
@@ -154,23 +168,28 @@ class SHERD_API BackgroundSave {
   std::unique_ptr<State> state_;
 };
 
-// ---- folders
-// -------------------------------------------------------------------------------------
+// ---- folders ------------------------------------------------------------------------------------
 
-/// Checkpoints in a folder, `step-<number>` each, by rising number: those that look whole (their
-/// state can be read, and every file is there with its size).
+// None of these is collective: one rank calls them.
+
+/// Returns the complete checkpoints `step-<number>` in a folder with their paths, by ascending
+/// number. A checkpoint counts as complete if its state can be read and every file is there with
+/// its size; checksums are not compared.
 SHERD_API std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& folder);
-/// Why a folder is no whole checkpoint, in words; nothing: it is one. Reads no tensors.
-SHERD_API std::optional<std::string> why_not_whole(const std::string& folder);
-/// Removes a folder and all that is in it. It has another name first, so that no half checkpoint
-/// has a checkpoint's name. Throws, naming the file, where something stays.
+/// Returns in words why a folder is not a complete checkpoint, or nothing if it is. Reads no
+/// tensors.
+SHERD_API std::optional<std::string> incomplete_reason(const std::string& folder);
+/// Removes a folder with everything in it. Renames it to `….removed` first, so that a partly
+/// removed folder never looks like a checkpoint. Throws if a file can't be removed, and names it.
 SHERD_API void remove_checkpoint(const std::string& folder);
-/// Of the checkpoints of a folder up to step `newest`, removes all but the last `keep`, and what
-/// crashes have left of older ones. Later steps are another run's. Throws after all that can be
-/// removed is, naming what stays; later calls try that again and say nothing.
+/// Removes all but the last `keep` complete checkpoints of a folder, and remains of older ones that
+/// a crash has left. Ignores steps above `newest`, which belong to another run. Does nothing if
+/// `keep` is 0. If something can't be removed, it removes the rest, then throws and names it; later
+/// calls try again without an error.
 SHERD_API void keep_newest(const std::string& folder, int64_t keep, int64_t newest);
 
-/// Reads every byte of a checkpoint and throws, naming the file, where one is not what was written.
+/// Reads every byte of a checkpoint and compares checksums. Throws, naming the file, if a byte is
+/// not as it was written.
 SHERD_API void verify_checkpoint(const std::string& folder);
 
 }  // namespace sherd

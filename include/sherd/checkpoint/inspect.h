@@ -10,25 +10,29 @@
 #include "sherd/export.h"
 #include "sherd/optim/adamw.h"
 
-// Looking at checkpoints without a model.
+// Functions that look at checkpoints without a model. Not collective.
 namespace sherd {
 
-/// What a checkpoint has, for people: its state, its files, its tensors.
+/// Returns a description of a checkpoint as text: its state, files and tensors.
 SHERD_API std::string describe_checkpoint(const std::string& folder);
 
-/// A tensor that two checkpoints do not have alike.
+/// A tensor that differs between two checkpoints.
 struct TensorDifference {
-  std::string tensor;   ///< with what it is: "model.norm.weight (first_moment)"
-  std::string what;     ///< in words, if it is more than values
-  double largest = 0;   ///< of the differences of two elements
-  double relative = 0;  ///< norm of the difference over the norm of the first
+  std::string tensor;   ///< name and kind: "model.norm.weight (first_moment)"
+  std::string what;     ///< the difference in words, unless only values differ
+  double largest = 0;   ///< largest absolute difference of two elements
+  double relative = 0;  ///< norm of the difference divided by the norm of the first tensor
 };
-/// Every byte is checked on the way. Main weights are compared where the models have them.
+/// Returns the tensors that differ between two checkpoints: in presence, shape or values, not in
+/// dtype alone. Weights are compared as main weights, or as the model's where there are none of
+/// their own. Reads both checkpoints completely and throws if a checksum is wrong.
 SHERD_API std::vector<TensorDifference> compare_checkpoints(
     const std::string& one, const std::string& other);
 
-/// Makes a checkpoint of a folder that somebody else has filled with safetensors files of the names
-/// that a checkpoint has: index, checksums and state are added. Numbers as in SaveOptions.
+/// Turns a folder of safetensors files into a checkpoint: adds index, checksums and state. The
+/// files must have the names of a checkpoint's files (model-*, main-*, first_moment-*,
+/// second_moment-*). `numbers` as in SaveOptions; `progress` is the optimizer's state, if there is
+/// one. Throws if there is no model-*.safetensors.
 SHERD_API void seal_checkpoint(
     const std::string& folder,
     const std::map<std::string, int64_t>& numbers,

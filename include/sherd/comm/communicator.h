@@ -16,9 +16,10 @@
 
 namespace sherd {
 
-/// A started operation. Cheap to copy; dropping it does not stop the operation.
+/// A handle to a started operation. Cheap to copy; dropping it does not stop the operation.
 class SHERD_API Work {
  public:
+  /// The interface that backends implement.
   class State {
    public:
     virtual ~State() = default;
@@ -27,100 +28,110 @@ class SHERD_API Work {
     virtual bool done() = 0;
   };
 
-  Work() = default;  ///< of something already done
+  Work() = default;  ///< an operation that is already done
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  /// CPU: blocks until the result is there. CUDA: makes the current stream wait for it; the host
-  /// goes on. Throws what has gone wrong, on this rank or another; on CUDA, what is known by then.
+  /// CPU: blocks until the operation is done. CUDA: makes the current stream wait for it, and
+  /// returns at once. Throws if the operation has failed, on this rank or another; on CUDA only if
+  /// the failure is known by then.
   void wait() {
     if (state_) state_->wait();
   }
-  /// Blocks the host until the result is there. Throws as wait() does, also when the time is up.
+  /// Blocks the host until the operation is done. Throws as wait() does, and after
+  /// WorldOptions::operation_timeout.
   void synchronize() {
     if (state_) state_->synchronize();
   }
-  /// Whether the result is there, without waiting.
+  /// Returns whether the operation is done, without waiting. On CUDA it throws as wait() does.
   bool done() { return !state_ || state_->done(); }
 
  private:
   std::shared_ptr<State> state_;
 };
 
-/// One buffer of a grouped collective.
+/// The output and input of one tensor in a grouped (coalesced) collective.
 struct Transfer {
   at::Tensor output;
   at::Tensor input;
 };
 
-/// The operations that sharding needs, among the ranks of one axis of a mesh.
+/// The collectives that sharding needs, among the ranks of one mesh axis.
 ///
-/// Every rank of a communicator makes the same calls in the same order. An operation is
-/// asynchronous: on return it is started, and its tensors must neither be freed nor written (the
-/// output not read) until its Work is done. On CUDA it runs on the given stream, after what that
-/// stream already holds, and its Work may last until what that stream got later is done; without
-/// one, on the communicator's own stream, after what the current stream holds. On CPU the stream is
-/// ignored, and operations of one communicator complete in the order of their calls.
+/// All ranks of a communicator make the same calls in the same order. All operations are
+/// asynchronous: a call returns when the operation is started. Until its Work is done, its tensors
+/// must not be freed or written, and its output must not be read.
 ///
-/// Tensors are contiguous, of one dtype and on the communicator's device. Output and input must not
-/// overlap, with one exception: this rank's own part of a gather's output or of a reduction's
-/// input, exactly, may be the other side (the operation is then in place).
+/// On CUDA an operation runs on the given stream, after the work that this stream already has. If
+/// more work is enqueued on that stream later, the Work may be done only after that. Without a
+/// given stream it runs on the communicator's own stream, after the work of the current stream. On
+/// CPU the stream is ignored, and the operations of one communicator complete in call order.
+///
+/// Tensors must be contiguous, of one dtype and on the communicator's device. Output and input must
+/// not overlap, with one exception for operation in place: the input of an all-gather may be
+/// exactly this rank's part of the output, and the output of a reduce-scatter exactly this rank's
+/// part of the input. Wrong arguments throw before anything is sent.
 class SHERD_API Communicator {
  public:
   using OnStream = std::optional<c10::Stream>;
 
-  /// What errors and the emulated network know it by.
+  /// The names that errors and the emulated network use.
   struct Identity {
-    std::string name;
-    std::string axis;
-    int64_t world_rank = 0;
+    std::string name;        ///< axis or purpose of the communicator
+    std::string axis;        ///< mesh axis along which it runs
+    int64_t world_rank = 0;  ///< this rank's index in the world
   };
 
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  int64_t rank() const { return rank_; }
-  int64_t size() const { return size_; }
-  /// This rank's place in the world, which errors name.
+  int64_t rank() const { return rank_; }  ///< this rank's index in the communicator
+  int64_t size() const { return size_; }  ///< number of ranks
+  /// Returns this rank's index in the world; part of every error.
   int64_t world_rank() const { return identity_.world_rank; }
-  /// The axis or purpose it serves; part of every error.
+  /// Returns the axis or purpose that it serves; part of every error.
   const std::string& name() const { return identity_.name; }
-  /// The mesh axis that it runs along: its name, unless it was split off for a purpose.
+  /// Returns the mesh axis along which it runs: its name, unless it was split off for a purpose.
   const std::string& axis() const { return identity_.axis; }
-  /// "mpi", "nccl" or "emulated".
+  /// Returns "mpi", "nccl" or "emulated".
   virtual std::string backend() const = 0;
 
-  /// Each output takes the ranks' inputs one after another; all transfers are one operation.
+  /// Starts an all-gather: each output receives the inputs of all ranks, in rank order. All
+  /// transfers are one operation.
   Work all_gather(std::span<const Transfer> transfers, OnStream stream = {});
   Work all_gather(at::Tensor output, at::Tensor input, OnStream stream = {});
-  /// Each output takes this rank's part of the joined inputs; all transfers are one operation.
+  /// Starts a reduce-scatter: each output receives this rank's part of the reduced inputs. All
+  /// transfers are one operation.
   Work reduce_scatter(
       std::span<const Transfer> transfers, Reduction reduction, OnStream stream = {});
   Work reduce_scatter(
       at::Tensor output, at::Tensor input, Reduction reduction, OnStream stream = {});
-  /// In place; all tensors are one operation.
+  /// Starts an all-reduce, in place. All tensors are one operation.
   Work all_reduce(std::span<const at::Tensor> tensors, Reduction reduction, OnStream stream = {});
   Work all_reduce(at::Tensor tensor, Reduction reduction, OnStream stream = {});
+  /// Starts a broadcast: `tensor` receives the values that it has on rank `root`.
   Work broadcast(at::Tensor tensor, int64_t root, OnStream stream = {});
-  /// Equal parts, or `output_splits` and `input_splits` elements from and to each rank.
+  /// Starts an all-to-all. `output_splits` and `input_splits` are the numbers of elements that come
+  /// from and go to each rank; empty means equal parts. The two may not overlap.
   Work all_to_all(
       at::Tensor output,
       at::Tensor input,
       std::vector<int64_t> output_splits = {},
       std::vector<int64_t> input_splits = {},
       OnStream stream = {});
-  /// Sends to one peer arrive in the order of the calls. On CUDA a send may wait for its receive
-  /// and what follows it on the stream with it, so ranks that send to each other at once use
-  /// all_to_all.
+  /// Starts a send to rank `peer`. Sends to one peer arrive in call order. On CUDA a send may wait
+  /// for its receive, and later work on the stream with it: ranks that send to each other at the
+  /// same time use all_to_all instead.
   Work send(at::Tensor tensor, int64_t peer, OnStream stream = {});
+  /// Starts a receive from rank `peer`; `tensor` must have the dtype and size of what is sent.
   Work receive(at::Tensor tensor, int64_t peer, OnStream stream = {});
-  /// Done when every rank has called it.
+  /// Starts a barrier: its Work is done when every rank has called it.
   Work barrier();
 
-  /// A communicator among `ranks` (of this one, distinct; this rank is among them). All ranks call
-  /// it at the same point, each with the list of its own group; the lists of a group must be equal.
-  /// Blocks.
-  /// One thread at a time. `axis` is `name` if empty.
+  /// Returns a new communicator among some ranks of this one. Collective; blocks: all ranks of this
+  /// communicator call it at the same point, each with the list of its own group. The lists of one
+  /// group must be equal, without repeats, and contain the calling rank. `axis` is `name` if empty.
+  /// One thread at a time.
   std::shared_ptr<Communicator> split(
       std::vector<int64_t> ranks, const std::string& name, const std::string& axis = "");
 
@@ -128,7 +139,7 @@ class SHERD_API Communicator {
   Communicator(int64_t rank, int64_t size, Identity identity)
       : rank_(rank), size_(size), identity_(std::move(identity)) {}
 
-  /// The prefix of an error: scope, rank, operation and communicator.
+  /// Returns the prefix of an error: scope, rank, operation and communicator.
   std::string scope(const char* operation) const;
 
  private:

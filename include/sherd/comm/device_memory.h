@@ -10,24 +10,26 @@
 
 namespace sherd {
 
-/// A GPU's memory, in bytes.
+/// The memory of a GPU, in bytes.
 struct DeviceMemory {
-  int64_t total = 0;
-  int64_t used = 0;            ///< by all processes, as nvidia-smi shows it
-  int64_t allocated = 0;       ///< of tensors, now
-  int64_t peak_allocated = 0;  ///< since the peaks were restarted
-  int64_t reserved = 0;        ///< by torch's allocator, for tensors
-  int64_t peak_reserved = 0;
-  /// What no tensor can account for: the context, code of kernels, communicators.
+  int64_t total = 0;           ///< memory of the device
+  int64_t used = 0;            ///< used by all processes, as nvidia-smi shows it
+  int64_t allocated = 0;       ///< used by tensors of torch's allocator now
+  int64_t peak_allocated = 0;  ///< largest `allocated` since restart_memory_peaks()
+  int64_t reserved = 0;        ///< reserved by torch's allocator now
+  int64_t peak_reserved = 0;   ///< largest `reserved` since restart_memory_peaks()
+  /// Returns the bytes that torch's allocator does not account for: the CUDA context, kernel code,
+  /// communicators, other processes.
   int64_t outside() const { return used - reserved; }
 };
 
-/// Nothing for a device that is no GPU.
+/// Returns the state of a GPU's memory; nothing for another device or in a build without CUDA.
 SHERD_API std::optional<DeviceMemory> device_memory(c10::Device device);
-/// Gives back what torch's allocator holds and no tensor uses, and forgets the peaks so far.
+/// Empties the cache of torch's allocator and restarts the peaks. No effect without a GPU.
 SHERD_API void restart_memory_peaks(c10::Device device);
-/// Lets torch's allocator grow its segments instead of adding new ones, so that it reserves little
-/// more than is allocated. Before the first tensor; a setting of the user's comes first.
-SHERD_API void reserve_little();
+/// Makes torch's allocator extend its segments instead of adding new ones
+/// (expandable_segments:True), so that it reserves little more than tensors use. Call it before the
+/// first tensor on a GPU. No effect if PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF is set.
+SHERD_API void use_expandable_segments();
 
 }  // namespace sherd

@@ -15,47 +15,52 @@ namespace sherd {
 
 /// One axis of a mesh.
 struct Axis {
-  std::string name;
-  int64_t size = 1;
+  std::string name;  ///< name of the axis
+  int64_t size = 1;  ///< number of ranks along this axis
   friend bool operator==(const Axis&, const Axis&) = default;
 };
 
-/// The ranks of a world as a grid with named axes, the last one varying fastest. A cheap handle.
+/// The ranks of a world as a grid with named axes (a device mesh), the last axis varying fastest. A
+/// handle that is cheap to copy. Usual names: `dp_outer`, `dp`, `tp`, `cp`, `ep`.
 ///
-/// Making a mesh, a communicator or a flattened axis is collective: all ranks of the world do it at
-/// the same point. Names in use: `dp_outer`, `dp`, `tp`, `cp`, `ep`.
+/// Functions that open communicators are collective: all ranks of the world call them at the same
+/// point, and they block. Functions that take an axis throw if the mesh does not have it.
 class SHERD_API Mesh {
  public:
-  /// The sizes multiply to the world's size. Throws naming axes and sizes otherwise.
+  /// Opens a communicator along each axis. Collective. Throws unless the product of the sizes is
+  /// the world's size, and the names are distinct.
   Mesh(World world, std::vector<Axis> axes);
 
   const World& world() const { return world_; }
   const std::vector<Axis>& axes() const { return axes_; }
+  /// Returns whether the mesh has an axis of this name.
   bool has(const std::string& axis) const;
+  /// Returns the number of ranks along an axis.
   int64_t size(const std::string& axis) const;
-  /// This rank's place along an axis.
+  /// Returns this rank's index along an axis.
   int64_t coordinate(const std::string& axis) const;
-  /// The product of all its axes.
+  /// Returns the number of ranks in the mesh, the product of its axes.
   int64_t size() const;
 
-  /// Among the ranks that differ from this one along that axis only.
+  /// Returns the communicator among the ranks that differ from this one along `axis` only.
   Communicator& communicator(const std::string& axis) const;
-  /// The one for a purpose: opened when first asked for, then shared by all who name the purpose.
+  /// Returns another communicator along `axis`, one for each purpose. The first call for a purpose
+  /// opens it and is collective; later calls return the same one.
   Communicator& communicator(const std::string& axis, const std::string& purpose) const;
-  /// Another communicator along the same axis, for operations that must not queue behind the
-  /// others.
+  /// Opens another communicator along `axis`, for operations that must not queue behind others.
+  /// Collective.
   std::shared_ptr<Communicator> new_communicator(
       const std::string& axis, const std::string& purpose) const;
 
-  /// The mesh of some of its axes, in the given order, at this rank's place along the others.
-  /// Shares the communicators; not collective.
+  /// Returns the mesh of some of the axes, in the given order, at this rank's coordinates along the
+  /// others. Shares the communicators; not collective.
   Mesh sub(const std::vector<std::string>& axes) const;
-  /// A mesh where these axes, in the given order, are replaced by one, `name`, that runs over all
-  /// of them.
+  /// Returns a mesh in which one axis, `name`, replaces the given ones; it runs over all their
+  /// ranks, the last given axis varying fastest. Collective.
   Mesh flatten(const std::vector<std::string>& axes, const std::string& name) const;
 
  private:
-  struct Line;  // an axis with its ranks and communicator
+  struct Line;  // the ranks along an axis through this one, and their communicators
   Mesh(World world, std::vector<Axis> axes, std::vector<std::shared_ptr<const Line>> lines);
   const Line& line(const std::string& axis) const;
 

@@ -20,63 +20,69 @@ class ProcessGroup;
 
 namespace sherd {
 
-/// Who started the ranks.
+/// The program that started the ranks. `alone`: no launcher. `caller`: see World::over.
 enum class Launcher : uint8_t { alone, mpirun, torchrun, srun, emulated, caller };
+/// Returns the launcher's name.
 SHERD_API const char* to_text(Launcher launcher);
 
-/// What moves the tensors: mpi between CPU ranks, nccl between GPUs.
+/// The library that moves tensors: mpi between CPU ranks, nccl between GPUs.
 enum class Backend : uint8_t { mpi, nccl };
 
+/// Options of a world. All ranks pass the same.
 struct WorldOptions {
-  /// Default: nccl where this build and this machine have CUDA, else mpi.
+  /// Default: nccl if this build has CUDA and this machine a GPU, else mpi.
   std::optional<Backend> backend{};
   /// How long to wait for all ranks to arrive.
   std::chrono::milliseconds start_timeout{60'000};
-  /// How long an operation may take; then it is an error that names the operation and, over mpi,
-  /// the ranks it waited for.
+  /// How long an operation may take. After that it throws an error that names the operation and,
+  /// over mpi, the ranks that it waited for.
   std::chrono::milliseconds operation_timeout{600'000};
-  /// nccl: the priority of the stream of operations that are given none.
+  /// nccl: whether operations without a given stream run on a stream of high priority.
   bool high_priority_stream = true;
-  /// nccl: the most CTAs (thread blocks) that a collective may take; 0 leaves it to NCCL.
+  /// nccl: largest number of CTAs (thread blocks) of a collective; 0 leaves it to NCCL.
   int max_ctas = 0;
 };
 
-/// All ranks of a run and this one's place among them. A cheap handle; the last one closes the
-/// world.
+/// All ranks of a run, and this one's index among them. A handle that is cheap to copy; the
+/// destruction of the last one closes the world.
 class SHERD_API World {
  public:
-  /// The world that mpirun, torchrun or srun started this process in, or a world of one. Blocks
-  /// until all ranks have arrived; throws on every rank that did, naming who is missing, when the
-  /// time is up, and naming both sides when ranks disagree on the world's size.
+  /// Returns the world that mpirun, torchrun or srun started this process in, or a world of one
+  /// rank. Collective; blocks until all ranks have arrived. If some do not arrive in time, it
+  /// throws on all ranks that did and names the missing ones; if ranks disagree on the world's
+  /// size, it throws and names both sizes.
   static World from_environment(const WorldOptions& options = {});
-  /// One rank of a world that isn't there; see Emulation.
+  /// Returns one rank of a world without other processes; see Emulation.
   static World emulated(const Emulation& emulation);
-  /// Over a process group that the caller already has, with an nccl backend, on the device it is
-  /// bound to (else the current one). Closing the group stays the caller's; if an operation fails
-  /// or takes too long, it is aborted. Its local ranks are those of the machine's GPUs.
+  /// Returns a world over an existing c10d process group with an nccl backend, on the device that
+  /// the group is bound to, or else the current one. Closing the group is left to the caller, but
+  /// an operation that fails or takes too long aborts it. local_rank() is the device's index and
+  /// local_size() the number of GPUs of this machine.
   static World over(
       const c10::intrusive_ptr<c10d::ProcessGroup>& group, const WorldOptions& options = {});
 
-  /// Ends this process's part in all its worlds. Tells the other ranks that this one leaves, so
-  /// that operations which it will never join end there with an error that names it; waits until
-  /// the other ranks leave as well, at most operation_timeout (20 s after a failure); and finishes
-  /// MPI, without which mpirun takes the process for broken. Operations after it throw. The end of
-  /// the last World does the same, and so does std::exit() while one is alive. Call it where worlds
-  /// may outlive what runs in them: at the end of main, and after an error was reported. Any
-  /// thread, any number of times; does not throw. Emulated worlds and process groups of the caller
-  /// are left alone.
+  /// Leaves all worlds of this process. Tells the other ranks, so that operations which this rank
+  /// will never join throw there and name it. With MPI it also blocks until the other ranks leave
+  /// too, at most operation_timeout (20 s after a failure), and finishes MPI, without which mpirun
+  /// would report a crash; MPI operations after it throw. Emulated worlds and process groups of the
+  /// caller are not affected.
+  ///
+  /// The destruction of the last World does the same, and so does std::exit(). Call it where a
+  /// World may outlive its use: at the end of main, and after an error. May be called on any thread
+  /// and repeatedly; does not throw.
   static void close() noexcept;
 
-  int64_t rank() const { return communicator().rank(); }
-  int64_t size() const { return communicator().size(); }
-  int64_t local_rank() const;
-  int64_t local_size() const;
+  int64_t rank() const { return communicator().rank(); }  ///< this rank's index
+  int64_t size() const { return communicator().size(); }  ///< number of ranks
+  int64_t local_rank() const;                             ///< index among this machine's ranks
+  int64_t local_size() const;                             ///< number of ranks on this machine
   Launcher launcher() const;
-  /// Where this rank's tensors live.
+  /// Returns the device of this rank's tensors.
   c10::Device device() const;
-  /// Among all ranks.
+  /// Returns the communicator among all ranks.
   Communicator& communicator() const;
-  /// The one for a purpose: opened when first asked for (collective), then shared.
+  /// Returns another communicator among all ranks, one for each purpose. The first call for a
+  /// purpose opens it and is collective; later calls return the same one.
   Communicator& communicator(const std::string& purpose) const;
 
  private:

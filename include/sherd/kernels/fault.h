@@ -5,7 +5,7 @@
 
 namespace sherd {
 
-/// What is wrong with a gradient.
+/// A fault of a gradient.
 enum class Fault : uint8_t { none, nan, infinite, exploding };
 
 }  // namespace sherd

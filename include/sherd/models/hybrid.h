@@ -11,27 +11,29 @@
 
 namespace sherd {
 
-/// Mamba-2: a state per head that fades as the tokens decide.
+/// Sizes of a Mamba-2 (selective state space) layer.
 struct MambaOptions {
-  int64_t state = 64;     ///< numbers of the state per dim of a head
-  int64_t head_dim = 64;  ///< divides expand · dim
-  int64_t expand = 2;     ///< inner width / dim
-  int64_t groups = 1;     ///< heads that share their keys to the state; divides the heads
-  int64_t width = 4;      ///< tokens that the convolution before it sees
-  int64_t chunk = 128;    ///< tokens that are computed as one matrix; the result is the same
+  int64_t state = 64;     ///< size of the state for each dim of a head
+  int64_t head_dim = 64;  ///< width of a head; divides expand · dim
+  int64_t expand = 2;     ///< inner width divided by dim
+  int64_t groups = 1;     ///< groups of heads that share B and C; divides the number of heads
+  int64_t width = 4;      ///< kernel size of the convolution, in tokens
+  int64_t chunk = 128;    ///< tokens computed as one matrix; does not change the result
 };
 
+/// Options of make_hybrid.
 struct HybridOptions {
-  LlamaOptions base{};
-  ExpertOptions experts{};
-  MambaOptions mamba{};
-  /// A letter per layer, from the first on and again where it is short: M Mamba-2, * attention,
-  /// - feed-forward, E experts.
+  LlamaOptions base{};      ///< sizes of all but experts and Mamba-2 layers
+  ExpertOptions experts{};  ///< sizes of expert layers
+  MambaOptions mamba{};     ///< sizes of Mamba-2 layers
+  /// The kinds of the layers, a letter each: M Mamba-2, * attention, - feed-forward, E experts. A
+  /// short pattern is repeated.
   std::string pattern = "M-*E";
 };
 
-/// Layers of four kinds, each with its norm and its residual path, in the order of a pattern. Units
-/// as of a Llama: they are of unequal size.
+/// Makes a model with layers of four kinds, each with its norm and residual connection, in the
+/// order of a pattern. Its units are as of a Llama, but of unequal size. Throws if the pattern is
+/// empty or has other letters.
 SHERD_API std::shared_ptr<LanguageModel> make_hybrid(const HybridOptions& options);
 
 }  // namespace sherd

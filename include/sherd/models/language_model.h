@@ -14,44 +14,47 @@
 
 namespace sherd {
 
-/// What is computed again in the backward instead of kept.
+/// The activations that are recomputed in the backward instead of kept (activation checkpointing).
 enum class Recompute : uint8_t {
-  none,
-  full,       ///< each layer
-  selective,  ///< of each layer what is large and cheap: the inside of the feed-forward
+  none,       ///< nothing
+  full,       ///< whole layers, and the logits of the head
+  selective,  ///< only what is large and cheap: the inside of the feed-forward
 };
 
-/// What a model is given at once: B sequences of S tokens.
+/// The input of a model: B sequences of S tokens.
 struct Batch {
   at::Tensor tokens;   ///< [B, S], int64
-  at::Tensor targets;  ///< [B, S], int64; one below 0 counts for nothing
-  // Of a model that sees. A batch without an image has none of these.
+  at::Tensor targets;  ///< [B, S], int64; negative ones are ignored
+  // For vision-language models; undefined if the batch has no image.
   at::Tensor images{};         ///< [images, 3, height, width], fp32
-  at::Tensor image_places{};   ///< where a patch stands for a token: b · S + s, int64
-  at::Tensor image_patches{};  ///< which patch stands there: image · patches + patch, int64
+  at::Tensor image_places{};   ///< positions that patches replace, b · S + s, int64
+  at::Tensor image_patches{};  ///< patch for each such position, image · patches + patch, int64
 };
 
-/// A model of tokens, as a trainer sees it. It knows nothing of sharding but where its units are.
+/// A language model for the trainer. It knows nothing of sharding except which modules are units.
 class SHERD_API LanguageModel : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
-  /// The loss summed over all targets, in fp32. What a model adds to it for its own sake, such as
-  /// the balance of experts, is in the gradients but not in the value.
+  /// Returns the loss summed over all targets, in fp32. Auxiliary losses, such as the balance of
+  /// experts, are in its gradients but not in its value.
   virtual at::Tensor forward(const Batch& batch) = 0;
-  /// [B, S, vocab], in the compute dtype.
+  /// Returns the logits, [B, S, vocab], in the compute dtype.
   virtual at::Tensor logits(const Batch& batch) = 0;
-  /// The modules to shard, inner ones first; the model itself, which comes last, is not among them.
+  /// Returns the modules to shard, inner ones first. The model itself, to be sharded last, is not
+  /// among them.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> units() const = 0;
-  /// What a parameter is given before training; nothing: what its module gives it.
+  /// Returns the distribution of a parameter's initial values; nothing: its module's
+  /// reset_parameters() sets them.
   virtual std::optional<InitialValues> initial_values(
       const std::string& name, at::IntArrayRef shape) const = 0;
-  /// As what a parameter is saved; by default as a tensor of its name.
+  /// Returns the tensors that a parameter is saved as; by default one tensor of its name.
   virtual std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const {
     return {{name, shape.vec(), {}}};
   }
-  /// The config.json of a checkpoint, if others know such models.
+  /// Returns the config.json for checkpoints, if Hugging Face knows such models.
   virtual std::optional<std::string> config() const { return std::nullopt; }
-  /// Floating-point operations for one token of a sequence, forward and backward.
+  /// Returns the floating-point operations for one token of a sequence, forward and backward,
+  /// without recomputation.
   virtual double flops_per_token(int64_t seq) const = 0;
 };
 

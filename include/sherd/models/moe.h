@@ -9,24 +9,26 @@
 
 namespace sherd {
 
-/// Feed-forwards of which each token takes the few that a router chooses for it. No token is ever
-/// dropped, however many want the same expert.
+/// Sizes of a mixture-of-experts layer: a router chooses `top_k` feed-forwards for each token. No
+/// token is dropped, however many choose the same expert.
 struct ExpertOptions {
-  int64_t count = 8;
-  int64_t top_k = 2;       ///< experts of a token
+  int64_t count = 8;       ///< number of experts
+  int64_t top_k = 2;       ///< experts for each token
   int64_t ffn = 704;       ///< width inside an expert
-  int64_t shared_ffn = 0;  ///< width of the expert that every token takes too; 0: there is none
-  /// Weight of the loss that wants all experts of a layer equally busy within each sequence: 1 per
-  /// layer and token where they are. Being of one sequence, it does not depend on the ranks.
+  int64_t shared_ffn = 0;  ///< width of an additional expert for all tokens; 0: none
+  /// Weight of the load-balancing loss, which is smallest if all experts of a layer get equally
+  /// many tokens of each sequence: then 1 per layer and token. It is computed within each sequence,
+  /// so it does not depend on the number of ranks.
   double balance = 0.01;
 };
 
+/// Options of make_moe.
 struct MoeOptions {
-  LlamaOptions base{};  ///< `ffn` is not used
-  ExpertOptions experts{};
+  LlamaOptions base{};      ///< sizes of all but the experts; `ffn` is not used
+  ExpertOptions experts{};  ///< sizes of the experts
 };
 
-/// A Llama whose feed-forwards are experts; the same units.
+/// Makes a Llama with mixture-of-experts layers in place of feed-forwards; its units are the same.
 SHERD_API std::shared_ptr<LanguageModel> make_moe(const MoeOptions& options);
 
 }  // namespace sherd

@@ -10,10 +10,11 @@
 
 namespace sherd {
 
-/// What the products of x are made in: its own dtype, or the one that it is autocast to.
+/// Returns the dtype of matrix products with x: the autocast dtype of its device if autocast is
+/// enabled there, else its own.
 SHERD_API at::ScalarType product_dtype(const at::Tensor& x);
 
-/// While it lives, operations on tensors like x are not autocast.
+/// A scope in which autocast is disabled on this thread for the device type of x.
 class SHERD_API WithoutAutocast {
  public:
   explicit WithoutAutocast(const at::Tensor& x);

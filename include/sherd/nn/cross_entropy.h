@@ -9,27 +9,29 @@
 
 namespace sherd {
 
-/// What becomes of the logits between forward and backward.
+/// The treatment of the logits between forward and backward.
 enum class HeadLogits : uint8_t {
-  /// The backward makes them again, chunk by chunk: one more product of the head. Kept, beside x:
-  /// 4 bytes a token, and targets.
+  /// Recomputes them in the backward, chunk by chunk: one more product with the weight. Keeps x,
+  /// the targets and 4 bytes a token.
   redo,
-  /// The forward makes them at once and turns them into their gradients, which are kept in x's
+  /// Computes them all in the forward, replaces them by their gradients, and keeps these in x's
   /// dtype: with bf16, 2·V bytes a token (2.1 GB for 8192 tokens and a vocabulary of 128256).
   keep,
 };
 
+/// Options of linear_cross_entropy.
 struct HeadOptions {
   HeadLogits logits = HeadLogits::redo;
-  /// Of HeadLogits::redo: rows whose logits exist at a time, in x's dtype. Each chunk of the
-  /// backward reads and writes the whole gradient of the weight once: large ones save that traffic.
+  /// HeadLogits::redo: number of rows whose logits are computed at a time, in x's dtype. Each chunk
+  /// of the backward reads and writes the whole weight gradient once, so large chunks save traffic.
   int64_t chunk_rows = 2048;
 };
 
-/// The sum of the rows' cross entropies, fp32: of logits x · weightᵀ, x [T, D], weight [V, D], with
-/// targets [T] (int64); a target below 0 counts for nothing. Loss and gradients of logits are
-/// worked out in fp32. The weight's gradient goes where linear's goes, the same digits every time.
-/// No second derivative. Never waits for the device.
+/// Returns the sum over rows of the cross entropy of the logits x · weightᵀ, in fp32. x is [T, D],
+/// weight [V, D], targets [T] in int64; rows with a negative target are ignored. Loss and gradients
+/// of logits are computed in fp32 (fp64 for fp64 input). The weight's gradient is written as by
+/// linear(), with the same bits every time. Never blocks for the device. Second derivatives throw,
+/// and so do shapes and dtypes that don't fit.
 SHERD_API at::Tensor linear_cross_entropy(
     const at::Tensor& x,
     const at::Tensor& weight,

@@ -7,13 +7,14 @@
 
 namespace sherd {
 
-/// SwiGLU between two products: (silu(gate) · up) · downᵀ with gate and up the halves of
+/// Returns a SwiGLU feed-forward: (silu(gate) · up) · downᵀ, where gate and up are the halves of
 /// x · gate_upᵀ. x is [.., D], gate_up [2F, D] (the gate's rows first), down [D, F]. The weights'
-/// gradients go where linear's go. No second derivative.
+/// gradients are written as by linear(). Second derivatives throw, and so do shapes and dtypes that
+/// don't fit.
 ///
-/// For the backward it keeps x and the product gate_up: with bf16, 2·D + 4·F bytes a token; the
-/// activation (2·F bytes) is computed again while gate and up get their gradients. With
-/// `redo_gate_up` it keeps x alone, 2·D bytes a token, and makes that product again.
+/// For the backward it keeps x and the product x · gate_upᵀ: with bf16, 2·D + 4·F bytes a token.
+/// The activation is always recomputed. With `redo_gate_up` it keeps x alone, 2·D bytes a token,
+/// and recomputes that product too.
 SHERD_API at::Tensor feed_forward(
     const at::Tensor& x,
     const at::Tensor& gate_up_weight,

@@ -9,12 +9,14 @@
 
 namespace sherd {
 
-/// x · weightᵀ + bias. In the backward of a unit the weight's gradient is written straight into the
-/// unit's buffer (the slot where gradients are sharded, else the main gradient), in its dtype.
+/// Returns input · weightᵀ + bias. In a unit's backward the weight's gradient is written, or added,
+/// straight into the unit's buffer, in that buffer's dtype: the slot of full gradients if gradients
+/// are sharded, else the main gradient. For a weight of no unit it is returned to autograd as
+/// usual.
 SHERD_API at::Tensor linear(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias = {});
 
-/// torch's Linear with such a backward.
+/// torch::nn::Linear with the backward of sherd::linear.
 struct SHERD_API LinearImpl : torch::nn::LinearImpl {
   using torch::nn::LinearImpl::LinearImpl;
   at::Tensor forward(const at::Tensor& input);

@@ -14,21 +14,26 @@
 
 namespace sherd {
 
-/// A function of tensors, as recompute sees it.
+/// A function from tensors to tensors.
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-/// Computes `function(inputs)` without keeping what its backward needs, and computes it again in
-/// the backward. Gradients reach the inputs and whatever the function refers to; it must do the
-/// same both times, and random numbers are the same both times. May be nested, and may call units:
-/// around or inside one unit it costs no further gather; the units of one recompute around several
-/// stay gathered from then until their own backward.
+/// Returns `function(inputs)` without keeping what its backward needs, and runs the function again
+/// in the backward (activation checkpointing). It must do the same both times; random numbers and
+/// autocast are restored. Gradients reach the inputs and all that the function refers to. Without
+/// GradMode the function is just called.
+///
+/// Recomputes may be nested and may call units. Around or inside one unit, a recompute needs no
+/// further gather; around several, the units stay gathered from their recomputation until their own
+/// backward. Throws in a backward with `inputs` that names parameters, and if the function calls
+/// other units the second time.
 SHERD_API std::vector<at::Tensor> recompute_all(
     const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 
-/// Whether this thread computes something again, in a backward.
+/// Returns whether this thread is running a recompute's function again, in a backward.
 SHERD_API bool recomputing();
 
-/// The same for a function of tensors that returns a tensor, or a tuple or vector of them.
+/// The same for a function that takes tensors and returns a tensor, or a tuple or vector of them:
+/// `auto y = sherd::recompute([&](const at::Tensor& x) { return layer(x); }, x);`
 template <class Function, std::convertible_to<at::Tensor>... Inputs>
 auto recompute(Function function, const Inputs&... inputs) {
   using Result = std::invoke_result_t<Function&, const Inputs&...>;

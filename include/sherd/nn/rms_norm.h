@@ -9,20 +9,21 @@
 
 namespace sherd {
 
-// Over the last dim, in fp32, rounded once. The weight's gradient goes straight into its unit's
-// buffer, as linear's does, in the same order of addition every time. No second derivative.
+// RMSNorm over the last dim, computed in fp32 (fp64 for fp64 input) and rounded once. The weight's
+// gradient is written as by linear(), added up in the same order every time. Second derivatives
+// throw, and so do shapes and dtypes that don't fit.
 
-/// y = x / √(mean(x²) + epsilon) · weight.
+/// Returns x / √(mean(x²) + epsilon) · weight, with weight [D].
 ///
-/// For the backward it keeps x, the weight and 4 bytes a row: with bf16, 2·D + 4 bytes a token, of
-/// which x is often kept anyway.
+/// For the backward it keeps x, the weight and 4 bytes a row: with bf16, 2·D + 4 bytes a token. x
+/// is often kept by other operations anyway.
 SHERD_API at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
-/// {sum, y} with sum = x + residual in their dtype and y = rms_norm(sum), in one pass. The backward
-/// is one pass, too, and adds what reaches the sum by other ways.
+/// Returns {sum, y}: sum = x + residual in the wider of their dtypes, and y = rms_norm(sum), in one
+/// kernel. The backward is one kernel too, and adds the sum's other gradients.
 ///
-/// Keeps the sum (neither x nor residual), the weight and 4 bytes a row: 2·D + 4 bytes a token with
-/// bf16.
+/// For the backward it keeps the sum (neither x nor residual), the weight and 4 bytes a row: with
+/// bf16, 2·D + 4 bytes a token.
 SHERD_API std::tuple<at::Tensor, at::Tensor> add_rms_norm(
     const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double epsilon);
 

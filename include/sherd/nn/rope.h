@@ -10,28 +10,28 @@
 
 namespace sherd {
 
-/// Where heads lie in the packed product [B, S, (heads + 2 · kv_heads) · head_dim] of a token's
-/// queries, keys and values, in this order, and the angles of positions 0 … S-1: dims i and
-/// i + head_dim/2 of a head are turned by the angle with the cosine and sine of [position, i].
+/// The heads and angles of rotary position embeddings, for queries, keys and values packed in this
+/// order in [B, S, (heads + 2 · kv_heads) · head_dim]. At each position, dims i and i + head_dim/2
+/// of a head are rotated by the angle whose cosine and sine are at [position, i].
 struct Rope {
-  int64_t heads = 1;
-  int64_t kv_heads = 1;
-  at::Tensor cosine;  ///< [at least S, head_dim/2], fp32, dense
-  at::Tensor sine;
+  int64_t heads = 1;     ///< number of query heads
+  int64_t kv_heads = 1;  ///< number of key heads, and of value heads
+  at::Tensor cosine;     ///< [at least S, head_dim/2], fp32, contiguous
+  at::Tensor sine;       ///< as the cosine
 };
 
-// In place, in fp32, rounded once. For the backward only the tables are kept: 0 bytes a token. No
-// second derivative.
+// Both work in place, compute in fp32 and round once. For the backward they keep the tables alone:
+// 0 bytes a token. Second derivatives throw, and so do shapes and dtypes that don't fit.
 
-/// Turns queries and keys where they are, and returns `packed`, which may be a strided view (with a
-/// dense last dim). The backward turns back the gradient where it is if nobody else holds it, else
-/// a copy.
+/// Rotates queries and keys in place and returns `packed`, which may be a strided view with a
+/// contiguous last dim. The backward rotates the gradient back, in place if nothing else refers to
+/// it, else in a copy.
 SHERD_API at::Tensor rope_(const at::Tensor& packed, const Rope& rope);
 
-/// The same, and returns {queries [B, S, heads, head_dim], keys and values [B, S, kv_heads,
-/// head_dim]} as views of the same memory. `packed` is used up: what needs its values in a backward
-/// will say so. The backward turns the three gradients into one packed tensor in a pass each, where
-/// slices would first be put together and then turned.
+/// Rotates queries and keys in place and returns {queries, keys, values} as views of the same
+/// memory: [B, S, heads, head_dim], and [B, S, kv_heads, head_dim] twice. Do not use `packed`
+/// afterwards: a backward that needs its values throws. The backward writes the three gradients
+/// straight into one packed tensor, one kernel each, without joining slices first.
 SHERD_API std::array<at::Tensor, 3> rope_split_(const at::Tensor& packed, const Rope& rope);
 
 }  // namespace sherd

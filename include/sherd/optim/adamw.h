@@ -15,50 +15,53 @@
 
 namespace sherd {
 
-/// Other settings for some parameters; of several that match, the last one's.
+/// Settings for the parameters that match a pattern; absent settings are those of AdamWOptions. If
+/// several rules match, the last one that has a setting counts.
 struct AdamWRule {
-  /// Full names; '*' stands for anything.
+  /// Pattern of full parameter names; '*' matches any text, dots included.
   std::string match;
-  std::optional<double> rate_factor{};  ///< times the rate
+  std::optional<double> rate_factor{};  ///< factor on the learning rate
   std::optional<double> beta1{};
   std::optional<double> beta2{};
   std::optional<double> epsilon{};
   std::optional<double> decay{};
 };
 
-/// A factor on the loss, so that small gradients survive in fp16: halved when gradients overflow
-/// (that update is skipped), doubled after many that did not.
+/// Dynamic loss scaling, which keeps small gradients from vanishing in fp16 (as GradScaler does). A
+/// step whose gradients overflow is skipped and lowers the scale; many good ones raise it.
 struct LossScaling {
-  double initial = 65536;
-  double growth = 2;
-  double backoff = 0.5;
-  int64_t interval = 2000;  ///< updates between two growths
+  double initial = 65536;   ///< scale at the start
+  double growth = 2;        ///< factor on the scale after `interval` good updates
+  double backoff = 0.5;     ///< factor on the scale after an overflow
+  int64_t interval = 2000;  ///< good updates in a row before the scale grows
 };
 
+/// Options of AdamW. All ranks pass the same. Values out of range throw.
 struct AdamWOptions {
-  double rate = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double epsilon = 1e-8;
-  double decay = 0.01;
-  /// Gradients are scaled down where their norm over all parameters and ranks is above; 0: never.
+  double rate = 1e-3;     ///< learning rate
+  double beta1 = 0.9;     ///< decay of the first moment
+  double beta2 = 0.999;   ///< decay of the second moment
+  double epsilon = 1e-8;  ///< added to the root of the second moment
+  double decay = 0.01;    ///< weight decay, decoupled from the gradient
+  /// Clips gradients to this norm over all parameters and ranks; 0 disables clipping.
   double max_norm = 0;
-  /// Of the moments: fp32 or bf16.
-  c10::ScalarType states = c10::kFloat;
-  std::vector<AdamWRule> rules{};
-  std::optional<LossScaling> scaling{};
+  c10::ScalarType states = c10::kFloat;  ///< dtype of the moments: fp32 or bf16
+  std::vector<AdamWRule> rules{};        ///< exceptions for some parameters
+  std::optional<LossScaling> scaling{};  ///< loss scaling; default: none
 };
 
-/// AdamW on the shards of a model: one pass that clips, updates, decays and publishes. Nothing of a
-/// step waits for the host on a GPU: rate, step, norm and scale stay on the device.
+/// AdamW over the shards of a model: one pass clips, updates, decays and publishes. On a GPU a step
+/// never blocks the host: learning rate, step count, norm and loss scale stay on the device.
 ///
-/// A parameter that is frozen (`set_requires_grad(false)`, on all ranks alike) when the last
-/// backward of a step begins is left out of the update, as by torch's AdamW: neither weight nor
-/// moments change, and when it is trained again it goes on from there. The first step after such a
-/// change waits for the device.
+/// A parameter that is frozen (`set_requires_grad(false)`, on all ranks) when the last backward of
+/// a step begins is left out of the update: its weight and moments stay as they are, and training
+/// continues from them when it is unfrozen, as with torch's AdamW. The first step after such a
+/// change blocks until the device is done.
 class SHERD_API AdamW {
  public:
-  /// Changes nothing of the model. The model must be sharded whole, root last.
+  /// Allocates the moments and prepares the updates. `model` is a root: shard the whole model
+  /// before; anything else throws. Collective if it is the first use of the root. Does not keep the
+  /// model alive: step() throws if it is gone.
   explicit AdamW(const torch::nn::Module& model, const AdamWOptions& options = {});
   template <class Contained>
   explicit AdamW(const torch::nn::ModuleHolder<Contained>& model, const AdamWOptions& options = {})
@@ -67,48 +70,56 @@ class SHERD_API AdamW {
   AdamW(AdamW&&) noexcept;
   AdamW& operator=(AdamW&&) noexcept;
 
-  /// After the step's last backward: updates, and the model computes with the new weights from the
-  /// next pass on. Collective. Where a gradient is not finite, no weight is changed, and unless the
-  /// loss is scaled it is an error that names the parameter: on CPU here, on a GPU at a later call.
+  /// Updates the weights and publishes them: the next pass computes with them. Call it after the
+  /// step's last backward; throws before. Collective; on a GPU it runs on the current stream and
+  /// does not block. If a gradient is NaN or infinite, neither weights nor moments change; without
+  /// loss scaling this throws NotFiniteError, which names the parameter: on CPU here, on a GPU at
+  /// the end of a later step's last backward.
   void step(const StepOptions& options = {});
 
-  /// For the steps to come.
+  /// Sets the learning rate for the following steps, and for replays of a captured one. Takes
+  /// effect on the current stream; does not block.
   void set_rate(double rate);
-  /// For the next replay of a step that was captured (StepGraph) and whose loss is per token: this
-  /// rank's tokens, in place of what step() was given in the capture.
+  /// Sets this rank's tokens for the next replay of a captured step (StepGraph) with
+  /// Loss::per_token, in place of those that step() was given in the capture.
   void set_tokens(int64_t tokens);
-  /// The loss times its scale; as it is, where it has none. For backward().
+  /// Returns the loss times the loss scale, to call backward() on; without loss scaling, the loss.
   at::Tensor scale(const at::Tensor& loss) const;
 
-  // Each blocks until the steps so far are done.
-  double rate() const;
-  int64_t updates() const;  ///< made so far
-  double loss_scale() const;
-  /// Of the last step's gradients, before clipping, over all parameters and ranks.
+  // Each of these four blocks until the steps enqueued so far are done. Not collective.
+  double rate() const;        ///< learning rate
+  int64_t updates() const;    ///< updates made so far; skipped ones don't count
+  double loss_scale() const;  ///< current scale; 1 without loss scaling
+  /// Returns the L2 norm of the last step's gradient over all parameters and ranks: unscaled,
+  /// divided by tokens with Loss::per_token, before clipping.
   double gradient_norm() const;
-  /// The same as a copy on the device, of one element in fp64; the host waits for nothing.
+  /// Returns a copy of that norm on the device, one element in fp64, without blocking.
   at::Tensor gradient_norm_on_device() const;
 
-  /// This rank's elements of both moments, by parameter, in the order of sherd::parameters.
+  /// This rank's elements of one parameter's moments, flat.
   struct Moments {
     std::string name;
     at::Tensor first;
     at::Tensor second;
   };
+  /// Returns the moments of all parameters, in the order of sherd::named_parameters; views, not
+  /// copies.
   const std::vector<Moments>& moments() const;
-  /// What a step needs to know of those before it, beside weights and moments. Both block.
+  /// The state of the optimizer beyond weights and moments, as checkpoints store it.
   struct Progress {
-    int64_t updates = 0;
-    double loss_scale = 0;  ///< 0: the loss is not scaled
-    int64_t healthy = 0;    ///< updates since the loss's scale was changed
-    /// By parameter, where any: updates that it was left out of because it was frozen.
+    int64_t updates = 0;    ///< updates made
+    double loss_scale = 0;  ///< 0: no loss scaling
+    int64_t healthy = 0;    ///< good updates since the loss scale changed
+    /// By parameter name: updates that it missed because it was frozen; only those above 0.
     std::map<std::string, int64_t> missed{};
   };
+  /// Returns the state. Blocks until the steps enqueued so far are done.
   Progress progress() const;
+  /// Sets the state; use the same on all ranks. A loss scale of 0 leaves the current one.
   void set_progress(const Progress& progress);
-  /// Bytes of the moments on this rank.
+  /// Returns the bytes of the moments on this rank.
   int64_t allocated_bytes() const;
-  /// Of its tables and numbers, beside the moments.
+  /// Returns the bytes of tables and counters on this rank, without the moments.
   int64_t control_bytes() const;
 
  private:

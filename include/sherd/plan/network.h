@@ -9,7 +9,7 @@
 
 namespace sherd {
 
-/// The collectives that sharding needs.
+/// The kinds of operations between ranks.
 enum class Collective : uint8_t {
   all_gather,
   reduce_scatter,
@@ -21,33 +21,35 @@ enum class Collective : uint8_t {
   barrier,
 };
 
+/// Returns the operation's name.
 SHERD_API const char* to_text(Collective collective);
 
-/// One axis of a network: what an operation costs to start, and what each rank can send per second.
+/// The speed of a network along one axis.
 struct Link {
   double latency = 0;    ///< seconds per operation
-  double bandwidth = 0;  ///< bytes per second and rank; 0 means that bytes cost nothing
+  double bandwidth = 0;  ///< bytes per second that each rank sends; 0: bytes take no time
 };
 
-/// A described network: a link per mesh axis.
+/// A description of a network: a link for each mesh axis.
 struct Network {
-  std::map<std::string, Link> axes;
-  Link fallback;         ///< of axes that are not named
-  bool overlaps = true;  ///< transfers take no time of the processor that computes
+  std::map<std::string, Link> axes;  ///< links, by axis name
+  Link fallback;                     ///< link of axes that `axes` does not have
+  bool overlaps = true;              ///< transfers run while the processor computes
 
+  /// Returns the link of an axis.
   const Link& link(const std::string& axis) const {
     const auto found = axes.find(axis);
     return found == axes.end() ? fallback : found->second;
   }
 };
 
-/// The bytes that each of `ranks` sends for a collective whose full buffer has `bytes` (the
-/// gathered output, the reduction's input; the message itself for the others), by the ring
-/// algorithms.
+/// Returns the bytes that each of `ranks` sends in a collective, by the ring algorithms. `bytes` is
+/// the size of the full buffer: the output of an all-gather, the input of a reduction, and the
+/// message itself for the others.
 SHERD_API int64_t wire_bytes(Collective collective, int64_t bytes, int64_t ranks);
 
-/// The seconds that it takes on a link: latency plus wire bytes over bandwidth; nothing for one
-/// rank.
+/// Returns the seconds that a collective takes on a link: the latency plus wire_bytes() divided by
+/// the bandwidth; 0 for one rank.
 SHERD_API double seconds(const Link& link, Collective collective, int64_t bytes, int64_t ranks);
 
 }  // namespace sherd

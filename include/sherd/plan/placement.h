@@ -9,27 +9,29 @@
 
 namespace sherd {
 
-/// How a buffer is spread over one axis of the mesh.
+/// How a buffer is distributed over one mesh axis.
 enum class Spread : uint8_t {
   replicate,  ///< every rank holds the same values
-  shard,      ///< each rank holds its part
-  partial,    ///< each rank holds its own contribution; the sum over the axis is still owed
+  shard,      ///< each rank holds its own part
+  partial,    ///< each rank holds its own contribution, to be summed over the axis
 };
 
-/// What a group keeps: what the model computes with, what gradients accumulate into, and what the
-/// optimizer updates (main weight and its states).
+/// The buffers of a group: the model weight, the main gradient, and what the optimizer updates (the
+/// main weight and its moments).
 enum class Role : uint8_t { parameter, gradient, optimizer };
 
-/// The usual degrees of sharding over one axis: ZeRO-0, 1, 2 and 3.
+/// The usual degrees of sharding over one axis: none (plain data parallelism), then optimizer
+/// state, gradients and parameters (ZeRO-1, 2 and 3).
 enum class Strategy : uint8_t { no_shard, optim, optim_grads, optim_grads_params };
 
 SHERD_API std::string to_text(Spread spread);
 SHERD_API std::string to_text(Role role);
 SHERD_API std::string to_text(Strategy strategy);
-/// Throws std::invalid_argument naming the legal words.
+/// Returns the strategy of a name. Throws std::invalid_argument, with the known names, for another.
 SHERD_API Strategy strategy_from(const std::string& word);
 
-/// A value per data-parallel axis. Most meshes have one, `inner`; HSDP and HFSDP add `outer`.
+/// A value for each data-parallel axis. Most meshes have one, `inner`; HSDP (hybrid sharding) and
+/// HFSDP add `outer`.
 template <class T>
 struct PerAxis {
   T inner{};
@@ -37,42 +39,45 @@ struct PerAxis {
   friend bool operator==(const PerAxis&, const PerAxis&) = default;
 };
 
-/// The spread of one buffer over both axes.
+/// The distribution of one buffer over both axes.
 using Spreads = PerAxis<Spread>;
 
 SHERD_API std::string to_text(const Spreads& spreads);
 
-/// Throws std::invalid_argument, in words, for spreads that no buffer can have: with the inner axis
-/// major, a buffer that is sharded over the outer axis is sharded over the inner one too.
+/// Throws std::invalid_argument for spreads that no buffer can have: a buffer that is sharded over
+/// the outer axis must be sharded over the inner one too, because the inner axis is cut first.
 SHERD_API void check_spreads(const Spreads& spreads);
 
-/// Which part of a buffer with these spreads a rank holds. The inner axis is major: the buffer is
-/// cut over the inner axis first, and each of those parts over the outer axis, so that a gather
-/// over the outer axis yields one contiguous inner part.
+/// Returns the part of a buffer with these spreads that a rank holds. The buffer is cut over the
+/// inner axis first, and each of those parts over the outer axis, so that a gather over the outer
+/// axis yields one contiguous inner part. Throws as check_spreads() does.
 SHERD_API Part part_of(
     const Spreads& spreads,
     const PerAxis<int64_t>& axis_sizes,
     const PerAxis<int64_t>& coordinates);
 
-/// Per role and data-parallel axis: replicate or shard.
+/// The choice between shard and replicate for each role and data-parallel axis.
 class SHERD_API Placement {
  public:
+  /// The spreads of all roles.
   struct Roles {
     Spreads parameter;
     Spreads gradient;
     Spreads optimizer;
   };
 
-  /// A strategy per axis. HSDP is (optim_grads_params, no_shard), HFSDP (optim_grads_params,
-  /// optim).
+  /// Makes a placement from a strategy for each axis. HSDP is (optim_grads_params, no_shard), HFSDP
+  /// is (optim_grads_params, optim). Throws as the other constructor does.
   explicit Placement(Strategy inner, Strategy outer = Strategy::no_shard);
-  /// Any mix. Throws std::invalid_argument, naming role and axis, for an illegal one: on each axis
-  /// the optimizer is sharded wherever the gradient is, and the gradient wherever the parameter is;
-  /// what is sharded over the outer axis is sharded over the inner one.
+  /// Makes a placement from the spread of each role. Throws std::invalid_argument, naming role and
+  /// axis, unless on each axis the optimizer is sharded wherever the gradient is, and the gradient
+  /// wherever the parameter is, and each role that is sharded over the outer axis is sharded over
+  /// the inner one. Partial is not allowed.
   explicit Placement(const Roles& roles);
 
   const Spreads& spreads(Role role) const;
-  /// The shard count of the group's layout: the most parts that any role is cut into.
+  /// Returns the number of shards for the group's layout: the largest number of parts that a role
+  /// is cut into.
   int64_t shards(const PerAxis<int64_t>& axis_sizes) const;
   std::string to_text() const;
 

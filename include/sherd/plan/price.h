@@ -11,61 +11,62 @@
 
 namespace sherd {
 
-/// Seconds that a unit computes in one call, without those of units inside it.
+/// The seconds of computing in one call of a unit, without the units inside it.
 struct UnitTime {
   double forward = 0;
-  double backward = 0;  ///< recomputing included
+  double backward = 0;  ///< including recomputation
 };
 
-/// What the parts of a step cost.
+/// The costs of the parts of a step.
 struct Costs {
-  std::vector<UnitTime> units;  ///< by unit
-  double update = 0;            ///< the optimizer's step, publishing included
-  Network network;
-  /// Bytes per second, read and written, of kernels that stage and accumulate and of gathers over
-  /// one rank, which are copies; 0: they cost nothing.
+  std::vector<UnitTime> units;  ///< one for each unit of the program
+  double update = 0;            ///< seconds of the optimizer's step, publishing included
+  Network network;              ///< speed of collectives
+  /// Bytes per second, read plus written, of the kernels that stage and accumulate gradients, and
+  /// of gathers over one rank, which are copies. 0: they take no time.
   double memory_bandwidth = 0;
 };
 
-/// What an instruction did, or is expected to do, and when: seconds from the start of the step.
-/// What only waits lasts as long as it stands still.
+/// One instruction of a step on the time axis, measured or predicted. Times are seconds from the
+/// start of the step. An instruction that only waits lasts as long as computing waits for it.
 struct Span {
   Stream stream{};
   Action action{};
   AxisKind axis{};
   int32_t unit = kNone;
-  int32_t group = kNone;  ///< within the unit
-  int32_t section = 0;    ///< of the timeline's
+  int32_t group = kNone;  ///< index within the unit
+  int32_t section = 0;    ///< index in Timeline::sections
   double begin = 0;
   double end = 0;
-  int64_t bytes = 0;  ///< of the full side of a collective; that a kernel reads and writes
+  int64_t bytes = 0;  ///< full side of a collective, or bytes that a kernel reads and writes
 };
 
-/// While a unit has a buffer of the arena: from the first write to the last reader.
+/// The time in which a unit uses a slot of the arena: from the first write to the last read.
 struct Held {
   int32_t slot = kNone;
   int32_t unit = kNone;
-  bool gradients = false;  ///< rather than parameters
+  bool gradients = false;  ///< for gradients; otherwise for parameters
   double begin = 0;
   double end = 0;
 };
 
-/// When everything in one step happens.
+/// Everything that happens in one step, with its time.
 struct Timeline {
-  double seconds = 0;                 ///< of a step, as it repeats
-  std::vector<std::string> sections;  ///< names, in the order in which they run
-  std::vector<Span> spans;            ///< of all instructions, in the order of issue
-  std::vector<Held> held;
-  /// By unit: seconds that computing stood still for its collectives.
+  double seconds = 0;                 ///< duration of the step
+  std::vector<std::string> sections;  ///< names of the sections, in the order in which they run
+  std::vector<Span> spans;            ///< all instructions; predictions are in order of issue
+  std::vector<Held> held;             ///< use of slots; predictions only
+  /// By unit: seconds that computing waits for its collectives (exposed communication).
   std::vector<double> exposed;
-  double compute = 0;  ///< seconds that computing was busy: `seconds` less all that is exposed
+  double compute = 0;  ///< seconds of computing
 
+  /// Returns the sum of `exposed`.
   SHERD_API double exposed_total() const;
 };
 
-/// The step that a training loop repeats: `micro_batches` passes after an update, and the next
-/// update. The host is taken to be ahead of the device, and ranks to be equally fast. Throws
-/// std::invalid_argument for costs that don't fit the program, are negative, or are not finite.
+/// Predicts the step that a training loop repeats: `micro_batches` passes and the update. Assumes
+/// that the host is always ahead of the device, and that all ranks are equally fast. Throws
+/// std::invalid_argument for costs that don't fit the program, are negative or are not finite.
 SHERD_API Timeline price(const Program& program, const Costs& costs);
 
 }  // namespace sherd

@@ -12,186 +12,199 @@
 
 namespace sherd {
 
-/// Bytes of one element in each role of a group.
+/// The bytes of one element in each role of a group.
 struct ElementSizes {
-  int64_t model = 4;     ///< what the model computes with, and what is gathered
-  int64_t main = 4;      ///< what the optimizer updates
-  int64_t gradient = 4;  ///< the main gradient, where gradients accumulate
-  int64_t reduce = 4;    ///< what travels when gradients are reduced
+  int64_t model = 4;     ///< model weight: the model computes with it, and it is gathered
+  int64_t main = 4;      ///< main weight (master weight): the optimizer updates it
+  int64_t gradient = 4;  ///< main gradient: gradients accumulate in it
+  int64_t reduce = 4;    ///< gradients while they are sent in a reduction
   friend bool operator==(const ElementSizes&, const ElementSizes&) = default;
 };
 
-/// A group as the program sees it.
+/// A group in a program.
 struct GroupSpec {
   std::string name;
-  int64_t elements = 0;  ///< of the full buffer, padding included
+  int64_t elements = 0;  ///< elements of the full buffer, padding included
   Placement placement{Strategy::optim_grads_params};
-  PerAxis<int64_t> axis_sizes{1, 1};
-  PerAxis<std::string> axes{"dp", "dp_outer"};  ///< their names
+  PerAxis<int64_t> axis_sizes{1, 1};            ///< number of ranks along each axis
+  PerAxis<std::string> axes{"dp", "dp_outer"};  ///< names of the axes
   bool has_outer = false;                       ///< the mesh has an outer data-parallel axis
   ElementSizes bytes;
   bool trainable = true;
-  /// Main and model weight have one dtype, so the main weight lies inside the model weight.
+  /// Main and model weight have the same dtype, so the main weight is part of the model weight.
   bool shares_weight = true;
-  /// The reduce dtype is the main gradient's, so what is reduced needs no copy of its own.
+  /// Reduce dtype and main gradient's dtype are the same, so a reduction needs no copy.
   bool reduces_in_place = true;
-  std::string layout;  ///< whatever else ranks must agree on: shapes, granules, dtypes
+  std::string layout;  ///< other facts that ranks must agree on: shapes, granules, dtypes
 };
 
-/// A unit: groups that are gathered and released together.
+/// A unit in a program: groups that are gathered and released together.
 struct UnitSpec {
   std::string name;
   std::vector<GroupSpec> groups;
-  /// No release between forward and backward.
+  /// Not released (resharded) between forward and backward.
   bool keep_gathered = false;
-  /// The units to gather ahead when this one starts its forward, instead of the next `depth`.
+  /// Units to gather ahead when this one begins its forward; empty: the next `prefetch_depth`.
   std::vector<int32_t> prefetch;
 };
 
-/// One call of a unit in the forward: those it makes itself come between its two visits.
-struct Visit {
-  int32_t unit = 0;
-  bool enter = true;
-  /// Calls under one recompute share its number; -1 outside. Counted for `enter` only.
+/// The begin or the end of a unit's call in the forward. Calls that the unit makes itself come
+/// between the two.
+struct CallEvent {
+  int32_t unit = 0;   ///< index of the unit
+  bool enter = true;  ///< begin of the call; otherwise its end
+  /// Number of the recompute around the call, which all calls under it share; -1: none. Only
+  /// meaningful with `enter`.
   int32_t recompute = -1;
-  friend bool operator==(const Visit&, const Visit&) = default;
+  friend bool operator==(const CallEvent&, const CallEvent&) = default;
 };
 
-/// The calls of a forward, in order. A *position* is the index of an entering visit among them.
-using Order = std::vector<Visit>;
+/// The calls of a forward, in order. The *position* of a call is its index among the begins.
+using CallOrder = std::vector<CallEvent>;
 
-/// Where an instruction runs. `outer` carries what travels over the outer axis of HSDP and HFSDP.
+/// The stream that an instruction runs on. `outer` is for collectives over the outer axis of HSDP
+/// and HFSDP.
 enum class Stream : uint8_t { compute, gather, reduce, outer };
 inline constexpr size_t kStreams = 4;
 
+/// The kinds of instructions.
 enum class Action : uint8_t {
-  refresh,     ///< all-gather what the update changed into the model weight at rest
+  refresh,     ///< all-gather the updated elements into the model weight
   gather,      ///< all-gather the model weight into its slot
-  wait,        ///< the unit's parameters are there; the unit may compute
-  compute,     ///< what the unit computed since its `wait`
-  release,     ///< the slot is given back
-  open,        ///< the unit takes a slot for its full gradients
-  stage,       ///< the main gradient is copied to the reduce dtype
-  reduce,      ///< reduce-scatter or all-reduce, in place: a slot, or the main gradient
-  accumulate,  ///< what was reduced goes to the main gradient: cast, divided, added
-  drain,       ///< all reductions are done
-  update,      ///< the optimizer changes the main weights
-  publish,     ///< main weight to model weight
+  wait,        ///< wait for the unit's parameters, before it computes
+  compute,     ///< the computing of the unit since its `wait`
+  release,     ///< give the parameters' slot back (reshard)
+  open,        ///< take a slot for the unit's full gradients
+  stage,       ///< copy the main gradient to the reduce dtype
+  reduce,      ///< reduce-scatter or all-reduce, in place in a slot or the main gradient
+  accumulate,  ///< cast, divide and add the reduced gradient to the main gradient
+  drain,       ///< wait for all reductions
+  update,      ///< the optimizer's update of the main weights
+  publish,     ///< copy the main weight to the model weight
 };
 inline constexpr size_t kActions = static_cast<size_t>(Action::publish) + 1;
 
+/// The data-parallel axis of a collective; `none` for other instructions.
 enum class AxisKind : uint8_t { none, inner, outer };
 
 SHERD_API const char* to_text(Stream stream);
 SHERD_API const char* to_text(Action action);
 
+/// The index of nothing.
 inline constexpr int32_t kNone = -1;
 
-/// One instruction. It starts when its predecessor on its stream is done and the events it waits
-/// for have happened, each as it was last signalled by an instruction issued before.
+/// One instruction. It starts when the instruction before it on its stream is done, and the events
+/// it waits for have happened: each event as it was last signalled by an instruction issued before.
 struct Instruction {
   Action action{};
   Stream stream{};
-  AxisKind axis{};         ///< of a collective
-  bool scatter = false;    ///< reduce: a reduce-scatter rather than an all-reduce
-  bool overwrite = false;  ///< accumulate: the first gradients of the step
-  int32_t unit = kNone;
-  int32_t group = kNone;         ///< within the unit
-  int32_t slot = kNone;          ///< that it reads or writes
-  int64_t bytes = 0;             ///< of the full side of a collective
-  std::vector<int32_t> waits{};  ///< events
-  int32_t signals = kNone;       ///< the event that its end is
+  AxisKind axis{};               ///< axis of a collective
+  bool scatter = false;          ///< reduce: reduce-scatter; otherwise all-reduce
+  bool overwrite = false;        ///< accumulate: set the main gradient; otherwise add to it
+  int32_t unit = kNone;          ///< index of the unit
+  int32_t group = kNone;         ///< index within the unit
+  int32_t slot = kNone;          ///< slot that it reads or writes
+  int64_t bytes = 0;             ///< bytes of the full side of a collective
+  std::vector<int32_t> waits{};  ///< events to wait for
+  int32_t signals = kNone;       ///< event that its end signals
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
-/// What the host issues at one point: on entering or leaving a unit.
+/// The instructions that the host issues at one point of a pass: on entering or leaving a unit, on
+/// entering it again for a recompute, or at the end.
 struct Boundary {
   enum class Kind : uint8_t { enter, exit, recompute, end };
   Kind kind{};
-  int32_t position = kNone;
-  int32_t unit = kNone;
-  int32_t begin = 0;  ///< first instruction
-  int32_t end = 0;    ///< one past the last
+  int32_t position = kNone;  ///< position of the call
+  int32_t unit = kNone;      ///< index of the unit
+  int32_t begin = 0;         ///< first instruction
+  int32_t end = 0;           ///< one past the last
 };
 
-/// The forward or the backward of one pass, or the update.
+/// The instructions of one forward, one backward or the update.
 struct Section {
   enum class Kind : uint8_t { forward, backward, update };
   Kind kind{};
   bool train = true;  ///< forward: a backward follows
-  bool kept = false;  ///< units that stay gathered are so from an earlier forward
+  bool kept = false;  ///< keep_gathered units are gathered at its begin
   std::string name;
-  std::vector<Instruction> instructions;  ///< in the order in which they are issued
-  std::vector<Boundary> boundaries;
-  /// Backward: the boundary where each position is entered, and where it is recomputed (kNone: it
-  /// is not).
+  std::vector<Instruction> instructions;  ///< in order of issue
+  std::vector<Boundary> boundaries;       ///< ranges of `instructions`, in order
+  /// Backward, by position: the boundary at which the call is entered.
   std::vector<int32_t> entered;
+  /// Backward, by position: the boundary at which the call is recomputed; kNone: it is not.
   std::vector<int32_t> recomputed;
 };
 
-/// A byte range of the arena that units take turns in. Ranges may overlap: then the units of both
-/// do.
+/// A byte range of the arena that several units use, one at a time. Slots may overlap; then only
+/// one of them is in use at a time.
 struct Slot {
   std::string name;
-  int64_t offset = 0;
-  int64_t bytes = 0;
+  int64_t offset = 0;  ///< first byte in the arena
+  int64_t bytes = 0;   ///< size
 };
 
-/// Where a unit's full parameters and full gradients lie; kNone where it needs no slot.
+/// The slots of a unit's full parameters and full gradients; kNone if it needs none.
 struct Place {
-  int32_t parameters = kNone;
-  int32_t gradients = kNone;
-  std::vector<int64_t> parameter_offsets;  ///< of each group, in its slot
-  std::vector<int64_t> gradient_offsets;
+  int32_t parameters = kNone;              ///< slot of the parameters
+  int32_t gradients = kNone;               ///< slot of the gradients
+  std::vector<int64_t> parameter_offsets;  ///< offset of each group in the parameters' slot
+  std::vector<int64_t> gradient_offsets;   ///< offset of each group in the gradients' slot
 };
 
+/// The kind of a forward.
 struct ForwardFlags {
-  bool changed = false;  ///< weights changed since the last pass of any kind
-  bool train = true;
-  bool kept = false;  ///< units that stay gathered are still so, from an earlier forward
+  bool changed = false;  ///< weights have changed since the last pass of any kind
+  bool train = true;     ///< a backward follows
+  bool kept = false;     ///< keep_gathered units are still gathered from an earlier forward
 };
 
+/// The kind of a backward.
 struct BackwardFlags {
-  bool first = true;  ///< gradients of the step: overwrite
-  bool last = true;   ///< gradients of the step: finish the reduction
-  bool kept = false;
+  bool first = true;  ///< first of the step: overwrites the main gradients
+  bool last = true;   ///< last of the step: completes the reductions
+  bool kept = false;  ///< keep_gathered units are gathered now
 };
 
-/// Where full parameters and gradients lie.
+/// How full parameters and gradients are allocated.
 enum class MemoryKind : uint8_t {
-  planned,  ///< in one arena, each at one address for life
-  eager,    ///< wherever torch's allocator puts them, each time anew
+  planned,  ///< in one arena, at fixed addresses, allocated once
+  eager,    ///< from torch's allocator each time, as other FSDP implementations do
 };
 SHERD_API const char* to_text(MemoryKind kind);
 
+/// Options of Program::build.
 struct ProgramOptions {
-  int64_t prefetch_depth = 1;  ///< in units
-  int64_t micro_batches = 1;
+  int64_t prefetch_depth = 1;  ///< number of units gathered ahead
+  int64_t micro_batches = 1;   ///< backwards of a step
   MemoryKind memory = MemoryKind::planned;
-  int64_t budget = 0;  ///< bytes that rest and arena may take; 0: no limit
-  /// Reduced gradients are divided by this (the data-parallel ranks, for a mean).
+  int64_t budget = 0;  ///< most bytes of ProgramBytes::peak(); 0: no limit
+  /// Description of the loss's scaling. Only compared between ranks, as part of the fingerprint.
   std::string loss = "mean";
 };
 
-/// Bytes of a rank, by what they are for.
+/// The bytes of a program on one rank, by purpose.
 struct ProgramBytes {
   int64_t model_weights = 0;
-  int64_t main_weights = 0;  ///< beyond those that lie inside model weights
+  int64_t main_weights = 0;  ///< main weights that are not part of a model weight
   int64_t main_gradients = 0;
-  int64_t arena = 0;  ///< eager: what is taken at most at any instant
-  int64_t bound = 0;  ///< the most that is taken at any instant: no arena can be smaller
+  int64_t arena = 0;  ///< size of the arena; eager: the same as `bound`
+  int64_t bound = 0;  ///< most bytes of slots in use at once: no arena can be smaller
+  /// Returns the bytes between steps, without the arena.
   int64_t rest() const { return model_weights + main_weights + main_gradients; }
+  /// Returns the bytes at most, arena included; without activations and optimizer state.
   int64_t peak() const { return rest() + arena; }
 };
 
-/// Collectives of one kind: how many, and the bytes of their full sides.
+/// The collectives of one kind.
 struct Traffic {
-  int64_t calls = 0;
-  int64_t bytes = 0;
+  int64_t calls = 0;  ///< number of collectives
+  int64_t bytes = 0;  ///< bytes of their full sides
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
-struct StepTraffic {
+/// The collectives of a step or a section.
+struct SHERD_API StepTraffic {
   Traffic all_gather;
   Traffic reduce_scatter;
   Traffic all_reduce;
@@ -202,52 +215,66 @@ struct StepTraffic {
 class UnitTree;
 struct Needs;
 
-/// The step as data: what each stream does at each unit's boundary, and where everything lies. A
-/// pure function of its arguments; the proof has accepted it (see proof.h).
+/// A training step as data: the instructions of each stream at each unit's boundary, and the
+/// addresses of all buffers. A pure function of its arguments. Every program has passed a proof
+/// that its streams never race and that its gradients are complete (see src/plan/proof.h).
 class SHERD_API Program {
  public:
-  /// `order` may leave units out; they keep their bytes and take no part. `more` says what else is
-  /// known. Throws std::invalid_argument for an order that is not nested, and std::runtime_error
-  /// with the proof's words for a program that it refuses.
-  struct More {
-    /// Of passes without a backward, if that is another.
-    std::optional<Order> evaluation{};
-    /// Whose addresses are to be kept. Throws std::runtime_error, naming the units, if they can't
-    /// be.
+  /// Further inputs of build(), known once a model has run.
+  struct RebuildHints {
+    /// Order of calls in passes without a backward, if it differs.
+    std::optional<CallOrder> evaluation{};
+    /// Program whose addresses are kept, with the same units; may be null. build() throws
+    /// std::runtime_error, naming the units, if they can't be kept.
     const Program* before = nullptr;
   };
+  /// Builds a program and proves it. Units that `order` leaves out keep their weights and gradients
+  /// but take no part in a step. Throws std::invalid_argument if calls in `order` do not nest, and
+  /// std::runtime_error if the proof fails or the budget is exceeded.
   static Program build(
-      std::vector<UnitSpec> units, Order order, const ProgramOptions& options, More more);
-  static Program build(std::vector<UnitSpec> units, Order order, const ProgramOptions& options) {
-    return build(std::move(units), std::move(order), options, More());
+      std::vector<UnitSpec> units,
+      CallOrder order,
+      const ProgramOptions& options,
+      RebuildHints more);
+  static Program build(
+      std::vector<UnitSpec> units, CallOrder order, const ProgramOptions& options) {
+    return build(std::move(units), std::move(order), options, RebuildHints());
   }
 
   const std::vector<UnitSpec>& units() const { return units_; }
-  const Order& order() const { return order_; }
-  const Order& order(bool train) const { return train || !evaluation_ ? order_ : *evaluation_; }
+  /// Returns the order of calls in training.
+  const CallOrder& order() const { return order_; }
+  /// Returns the order of calls in passes with (`train`) or without a backward.
+  const CallOrder& order(bool train) const { return train || !evaluation_ ? order_ : *evaluation_; }
   const ProgramOptions& options() const { return options_; }
   const std::vector<Slot>& slots() const { return slots_; }
+  /// Returns the slots of a unit.
   const Place& place(int32_t unit) const { return places_[static_cast<size_t>(unit)]; }
+  /// Returns the names of the events.
   const std::vector<std::string>& events() const { return events_; }
 
+  // The instructions of a forward or backward of a kind, of the update, and all sections.
   const Section& forward(const ForwardFlags& flags) const;
   const Section& backward(const BackwardFlags& flags) const;
   const Section& update() const { return update_; }
   std::vector<const Section*> sections() const;
 
+  /// Returns the bytes that the program needs on this rank.
   ProgramBytes bytes() const { return bytes_; }
-  /// Of a step of `micro_batches` passes, after an update.
+  /// Returns the collectives of a whole step: all micro-batches, the first after an update.
   StepTraffic traffic() const;
 
-  /// Equal on all ranks, or the ranks would not understand each other.
+  /// Returns a hash of facts(). Ranks compare it: their programs must be the same.
   uint64_t fingerprint() const { return fingerprint_; }
-  /// The facts that the fingerprint is taken of, one a line.
+  /// Returns the facts that all ranks must agree on, one a line.
   std::string facts() const;
+  /// Returns the program as text: traffic, memory, slots and the instructions of all sections.
   std::string to_text() const;
+  /// Returns the same as JSON.
   std::string to_json() const;
 
  private:
-  friend struct ProgramMutation;  // of the tests
+  friend struct ProgramMutation;  // for tests
   Program() = default;
 
   void build_sections(const UnitTree& tree, const UnitTree& evaluation);
@@ -255,8 +282,8 @@ class SHERD_API Program {
   int32_t slot_named(const char* name) const;
 
   std::vector<UnitSpec> units_;
-  Order order_;
-  std::optional<Order> evaluation_;
+  CallOrder order_;
+  std::optional<CallOrder> evaluation_;
   ProgramOptions options_;
   std::vector<Slot> slots_;
   std::vector<Place> places_;
@@ -268,11 +295,11 @@ class SHERD_API Program {
   uint64_t fingerprint_ = 0;
 };
 
-/// The collectives of one section.
+/// Returns the collectives of one section.
 SHERD_API StepTraffic traffic_of(const Section& section);
 
-/// An order where units nest as `parents` says (kNone: nothing around it), each called once, and
-/// those of one parent in the order of their numbers.
-SHERD_API Order order_of_tree(std::span<const int32_t> parents);
+/// Returns an order in which each unit is called once, by the unit that `parents` gives for it
+/// (kNone: by none). Units with the same parent are called in the order of their indices.
+SHERD_API CallOrder order_of_tree(std::span<const int32_t> parents);
 
 }  // namespace sherd

@@ -11,28 +11,29 @@
 
 namespace sherd {
 
-/// Something that took a while.
+/// One bar of a trace.
 struct TraceEvent {
   std::string name;
   std::string category;
-  std::string lane;   ///< those of one lane don't overlap, or contain each other
+  std::string lane;   ///< row of the trace; bars of a row are disjoint or nested
   double begin = 0;   ///< seconds
   double end = 0;     ///< seconds
-  int64_t bytes = 0;  ///< 0: not said
+  int64_t bytes = 0;  ///< bytes that it moves; 0: not shown
 };
 
-/// Events with lanes of their own, in the order in which the lanes first come.
+/// A group of rows in a trace. Rows are shown in the order in which events first name them.
 struct TraceProcess {
   std::string name;
   std::vector<TraceEvent> events;
 };
 
-/// What takes time in a timeline, by streams: lane "section" with the passes, then one per stream,
-/// with names like "gather layers.3" and the categories "compute", "wait", "transfer" and "kernel".
+/// Returns the events of a timeline that take time: a row "section" with the passes, then a row for
+/// each stream, with names like "gather layers.3" and the categories "compute", "wait", "transfer"
+/// and "kernel".
 SHERD_API std::vector<TraceEvent> trace_events(const Program& program, const Timeline& timeline);
 
-/// A file for Perfetto (ui.perfetto.dev) or chrome://tracing, in which the processes stand one
-/// below the other: a planned step and a real one, say.
+/// Returns the contents of a trace file for Perfetto (ui.perfetto.dev) or chrome://tracing. The
+/// processes, for example a planned and a measured step, are shown one below the other.
 SHERD_API std::string chrome_trace(std::span<const TraceProcess> processes);
 
 }  // namespace sherd

@@ -20,20 +20,22 @@ namespace sherd {
 class Unit;
 struct Pass;
 
-/// Autocasting on a thread.
+/// The autocast settings of one thread.
 struct AutocastState {
-  bool cpu = false;
-  bool cuda = false;
+  bool cpu = false;   ///< autocast is enabled for CPU tensors
+  bool cuda = false;  ///< autocast is enabled for CUDA tensors
   c10::ScalarType cpu_dtype{};
   c10::ScalarType cuda_dtype{};
-  bool cache = true;
+  bool cache = true;  ///< autocast caches its casts of weights
 };
 
-/// One call of a unit, from its forward to its backward.
+/// A handle to one call of a unit: before_forward() returns it, and the call's backward uses it
+/// again. Empty for a module that is not a unit.
 class SHERD_API UnitCall {
  public:
   UnitCall() = default;
-  /// What floating-point arguments are to be cast to, if anything.
+  /// Returns the dtype to cast floating-point arguments to: Precision::compute, if that is set and
+  /// Precision::cast_inputs is true. Returns nothing if arguments keep their dtype.
   std::optional<c10::ScalarType> input_dtype() const;
 
  private:
@@ -46,26 +48,36 @@ class SHERD_API UnitCall {
   std::shared_ptr<Unit> unit_;
   std::shared_ptr<Pass> pass_;
   int32_t position_ = -1;
-  bool replayed_ = false;                 // under a recompute in the backward
-  std::optional<AutocastState> outside_;  // where the forward runs under another
+  bool replayed_ = false;                 // called again by a recompute in the backward
+  std::optional<AutocastState> outside_;  // the caller's settings, if the unit changes them
 };
 
-// The boundary of a unit: four plain functions. The holder of SHERD_MODULE, sherd::call and the
-// layers of a Sequential call them; so can anything else that runs a module.
+// The boundary of a unit, as plain functions. Holders made by SHERD_MODULE, sherd::call and the
+// layers of a Sequential call them; code that runs modules in another way may call them itself.
+// Each does nothing for a module that is not a unit. One thread at a time may use a model.
 
-/// The parameters are there when what is enqueued on the current stream from now on runs, and
-/// autocasting is as the unit's precision says. For a module that is no unit it does nothing.
+/// Begins a call of a unit: all-gathers its parameters unless they were gathered ahead, starts the
+/// gathers of the next units, and sets autocast as the unit's precision says. On CUDA, work that is
+/// enqueued on the current stream after this call finds the full parameters; on CPU they are there
+/// on return. All ranks begin the root's call, or sherd::idle_pass. Throws if a unit is called
+/// outside its root, or in a backward without sherd::recompute.
 SHERD_API UnitCall before_forward(const torch::nn::Module& module);
-/// The parameters are released. Sees to it that before_backward is called when a gradient reaches
-/// one of the outputs.
+/// Ends the call: releases (reshards) the parameters unless the unit stays gathered, restores
+/// autocast, and hooks the outputs, so that before_backward() is called when a gradient reaches one
+/// of them. `outputs` are all tensors that the forward returns. Throws if the unit is not the one
+/// that was entered last.
 SHERD_API void after_forward(UnitCall& call, std::span<const at::Tensor> outputs);
-/// The parameters are there again, and room for the gradients. Any number of times, within the
-/// backward that autograd runs.
+/// Gathers the parameters again and provides the buffer for the unit's full gradients. The hooks of
+/// after_forward() call it, on autograd's thread; repeated calls have no effect. Throws outside a
+/// backward that autograd runs, and if the weights have changed since the forward.
 SHERD_API void before_backward(const UnitCall& call);
-/// All gradients of this call and those after it have come: they are reduced. Called by nobody, it
-/// follows from the next unit's before_backward or the end of the backward.
+/// Starts the reduction (reduce-scatter or all-reduce) of the gradients of this call, and of the
+/// calls whose backward comes before it. All of these gradients must have arrived. Optional: the
+/// next unit's before_backward() or the end of the backward has the same effect.
 SHERD_API void after_backward(const UnitCall& call);
-/// Instead of after_forward, when the forward has thrown: every unit rests again.
+/// Ends the call after its forward has thrown; call it instead of after_forward(). Releases all
+/// units of the model and restores autocast. In the next pass the ranks compare how far they came,
+/// and all throw if they differ.
 SHERD_API void abandon(UnitCall& call) noexcept;
 
 }  // namespace sherd

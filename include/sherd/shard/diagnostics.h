@@ -20,92 +20,104 @@ class ModuleHolder;
 
 namespace sherd {
 
-/// How the gradients of a model are watched. They always are, unless said otherwise: each parameter
-/// in each micro-batch, on the device, after the reduction. What is found is told on all ranks
-/// alike: what is not finite by AdamW on CPU at once; else at the end of a later step's last
-/// backward, whose gradients are complete all the same. A gradient that is not finite is an error
-/// (unless AdamW scales the loss, where it is expected), one that explodes a warning of rank 0.
+/// Settings of the gradient watch, which checks each parameter's gradient in each micro-batch, on
+/// the device, after the reduction. It is on by default and never waits for the device. All ranks
+/// report a finding together: AdamW on CPU in the step that has it, everything else at the end of
+/// a later step's last backward (whose gradients are complete). A gradient that is NaN or infinite
+/// throws NotFiniteError, unless AdamW scales the loss and skips such steps itself; a gradient that
+/// explodes is a warning on rank 0.
 struct WatchOptions {
-  bool enabled = true;
-  /// Also looks at each rank's gradients before the reduction, so that the rank is named. Reads all
-  /// gradients once more.
+  bool enabled = true;  ///< false turns the watch off
+  /// Also checks each rank's own gradients before the reduction, so that a finding names the rank.
+  /// Reads all full gradients once more. Needs MemoryKind::planned.
   bool before_reduction = false;
-  /// A gradient explodes when its norm is so many times its mean over earlier steps (at least 10);
-  /// 0: never.
+  /// Reports a gradient as exploding if its norm on a rank is above this multiple of its mean norm
+  /// over earlier steps (at least 10 of them). Above 1; 0 disables the check.
   double exploding = 1000;
 };
 
+/// A fault in the gradient of one parameter.
 struct SHERD_API Finding {
-  std::string parameter;
+  std::string parameter;  ///< its full name
   Fault fault = Fault::none;
-  int64_t step = 0;               ///< from 1 on
-  int64_t micro_batch = 0;        ///< from 1 on
-  std::optional<int64_t> rank{};  ///< whose gradient it was, where that is known
+  int64_t step = 0;               ///< step of this model in this process; the first is 1
+  int64_t micro_batch = 0;        ///< micro-batch of the step; the first is 1
+  std::optional<int64_t> rank{};  ///< rank whose own gradient it was; empty if unknown
 
+  /// Returns the finding as a sentence.
   std::string text() const;
 };
 
-/// Thrown on all ranks alike where gradients are not finite and no loss is scaled. The step that
-/// had them has changed neither weights nor the state of AdamW.
+/// The error for gradients that are NaN or infinite, thrown on all ranks unless AdamW scales the
+/// loss. sherd::AdamW has changed neither weights nor moments in the step that had them. An
+/// optimizer of torch has used them: it does not check.
 class SHERD_API NotFiniteError : public c10::Error {
  public:
   NotFiniteError(c10::SourceLocation where, std::string text, std::vector<Finding> findings)
       : c10::Error(where, std::move(text)), findings_(std::move(findings)) {}
-  /// Earliest first; none where only the norm over all parameters is known.
+  /// Returns the findings, earliest first; empty if only the norm over all parameters is known.
   const std::vector<Finding>& findings() const { return findings_; }
 
  private:
   std::vector<Finding> findings_;
 };
 
-/// A parameter's norms over all elements, whichever ranks hold them.
+/// The L2 norms of one parameter, over the elements of all ranks.
 struct ParameterNorms {
-  std::string parameter;
-  double weight = 0;    ///< of the main weight
-  double gradient = 0;  ///< as reduced in the last step: tokens, scale and clipping come later
+  std::string parameter;  ///< its full name
+  double weight = 0;      ///< norm of the main weight
+  /// Norm of the last step's reduced gradient, before it is divided by tokens, unscaled or clipped.
+  double gradient = 0;
 };
 
-/// A group of a unit: its sizes, and what this rank holds of it.
+/// The sizes of one group of a unit, and this rank's memory for it.
 struct GroupReport {
   std::string unit;
   std::string group;
-  int64_t parameters = 0;
-  int64_t elements = 0;  ///< of all its parameters
-  int64_t padding = 0;   ///< elements that belong to no parameter
-  int64_t model_bytes = 0;
-  int64_t main_bytes = 0;  ///< beyond the model weight's; 0 where that is shared
-  int64_t gradient_bytes = 0;
-  int64_t gathered_bytes = 0;  ///< while the unit is gathered; 0 where it always is
-  int64_t padding_bytes = 0;   ///< of all the above, on this rank
+  int64_t parameters = 0;      ///< number of parameters
+  int64_t elements = 0;        ///< elements of all its parameters, on all ranks
+  int64_t padding = 0;         ///< elements of the full buffer that belong to no parameter
+  int64_t model_bytes = 0;     ///< this rank's part of the model weight
+  int64_t main_bytes = 0;      ///< this rank's main weight; 0 if it is part of the model weight
+  int64_t gradient_bytes = 0;  ///< this rank's part of the main gradient
+  int64_t gathered_bytes = 0;  ///< full parameters while gathered; 0 if they are never sharded
+  int64_t padding_bytes = 0;   ///< padding in all of the above, on this rank
 };
 
-/// What Sherd has allocated for a model on this rank, in bytes.
+/// The bytes that Sherd has allocated for a model on this rank, without the optimizer's.
 struct ModelBytes {
   int64_t model_weights = 0;
-  int64_t main_weights = 0;  ///< beyond those that lie inside model weights
+  int64_t main_weights = 0;  ///< main weights that are not part of a model weight
   int64_t main_gradients = 0;
-  int64_t arena = 0;    ///< gathered parameters, full gradients, copies that are reduced
-  int64_t control = 0;  ///< what ranks tell each other, and what gradients are watched with
+  int64_t arena = 0;    ///< gathered parameters, full gradients, copies in the reduce dtype
+  int64_t control = 0;  ///< messages between ranks, tables of the gradient watch
   int64_t sum() const { return model_weights + main_weights + main_gradients + arena + control; }
   friend bool operator==(const ModelBytes&, const ModelBytes&) = default;
 };
 
-// `model` is a root.
+// In all functions below `model` is a root; they throw for other modules. The first use of a root
+// is collective, see fully_shard.h.
 
+/// Returns what is allocated for the model on this rank now.
 SHERD_API ModelBytes model_bytes(const torch::nn::Module& model);
-/// Of symmetric memory: with how many communicators it is registered, and what NCCL makes of it;
-/// empty where it is none.
+/// Returns a sentence about symmetric memory (ShardOptions::symmetric): with how many communicators
+/// the arena is registered, and whether NCCL can use its symmetric kernels. Empty without it.
 SHERD_API std::string symmetric_report(const torch::nn::Module& model);
 
-/// Between steps; all ranks alike.
+/// Sets how gradients are watched from the next step on. Call it between steps, on all ranks with
+/// the same options. Blocks until work that is under way is done. Throws in the middle of a step
+/// and after a StepGraph was captured.
 SHERD_API void watch(const torch::nn::Module& model, const WatchOptions& options = {});
-/// What was found on all ranks since last asked or told, earliest first. Between steps, or before
-/// the update. Collective; blocks.
+/// Returns what was found on all ranks since the last call or report, earliest first, and forgets
+/// it. Only the first 64 ranks with findings are asked. Call it between steps or before the update;
+/// throws in the middle of a step. Collective; blocks.
 SHERD_API std::vector<Finding> findings(const torch::nn::Module& model);
-/// Of the trainable parameters. Between steps, or before the update. Collective; blocks.
+/// Returns the norms of all parameters that were trainable when they were sharded. Call it between
+/// steps or before the update; throws in the middle of a step. Collective; blocks.
 SHERD_API std::vector<ParameterNorms> norms(const torch::nn::Module& model);
+/// Returns the sizes of all groups, unit by unit.
 SHERD_API std::vector<GroupReport> groups(const torch::nn::Module& model);
-/// As a table for people.
+/// Formats the sizes as a table with a line of totals.
 SHERD_API std::string to_text(const std::vector<GroupReport>& groups);
 
 template <class Contained>

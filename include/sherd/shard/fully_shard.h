@@ -22,89 +22,135 @@ class Optimizer;
 
 namespace sherd {
 
-/// Makes a module a unit: its parameters, less those of units inside it, are gathered just before
-/// it computes and released just after, and their gradients are reduced. After construction, inner
-/// modules first, the whole model last: that one is the root. Collective: all ranks shard the same
-/// modules in the same order. Must be called through its holder (SHERD_MODULE) or sherd::call.
+/// Makes a module a unit of fully sharded training. A unit owns the module's parameters, except
+/// those of units inside it: they are all-gathered just before the module computes and released
+/// (resharded) just after, and their gradients are reduced. Shard inner modules first and the whole
+/// model last; that one is the root. Call the modules through their holder (SHERD_MODULE) or
+/// sherd::call: released parameters throw when they are read.
 ///
-/// A parameter that two units use belongs to the nearest unit around both. All ranks get the values
-/// that the first rank has of parameters and buffers; buffers stay whole.
+///   // struct BlockImpl and struct NetImpl are torch::nn::Modules; NetImpl has a
+///   // std::vector<Block> layers, and its forward returns the loss.
+///   SHERD_MODULE(Block);  // in place of TORCH_MODULE
+///   SHERD_MODULE(Net);
+///
+///   auto world = sherd::World::from_environment();  // mpirun, torchrun, srun, or alone
+///   sherd::Mesh mesh(world, {{"dp", world.size()}});
+///   Net model;
+///   for (auto& layer : model->layers) sherd::fully_shard(layer, {.mesh = mesh});
+///   sherd::fully_shard(model, {.mesh = mesh});  // the root, last
+///   sherd::AdamW optimizer(model, {.rate = 3e-4, .max_norm = 1});
+///
+///   auto loss = model(x, target);  // tensors on world.device()
+///   loss.backward();               // reduces the gradients
+///   optimizer.step();              // clips and updates; the next forward has the new weights
+///
+/// All ranks take the first data-parallel rank's values of parameters and buffers; buffers are not
+/// sharded. A parameter that two units use belongs to the nearest unit around both. A parameter
+/// that is to be trained must require gradients now; it may be frozen later.
+///
+/// Collective; blocks. All ranks shard the same modules in the same order and with the same
+/// options. Different modules throw here on all ranks, different options in the first pass. Also
+/// throws if the module is sharded already, if the mesh lacks an axis that the options name, and
+/// for parameters that can't be sharded (sparse, or made in inference mode).
 SHERD_API void fully_shard(
     const std::shared_ptr<torch::nn::Module>& module, const ShardOptions& options = {});
 
-/// A holder of any kind.
+/// The same for a module holder.
 template <class Contained>
 void fully_shard(
     const torch::nn::ModuleHolder<Contained>& module, const ShardOptions& options = {}) {
   fully_shard(std::shared_ptr<torch::nn::Module>(module.ptr()), options);
 }
 
-// ---- the step; `model` is a root
-// -----------------------------------------------------------------
+// ---- the step -----------------------------------------------------------------------------------
 
-/// How many backwards make a step; 1 unless said. A backward that brings a gradient to no
-/// parameter (autograd::grad with respect to an input, a model that is frozen whole) does not
-/// count; all ranks run it alike.
+// In all functions below `model` is a root; they throw for other modules. The first use of a root,
+// by any of them or by a forward, builds the program and opens communicators. It is collective,
+// even if the function itself is not: all ranks must make it at the same point.
+
+/// Sets how many backwards make one step (gradient accumulation); 1 by default. Their gradients are
+/// added up. Set the same number on all ranks, between steps. A new number rebuilds the program.
+/// Throws in the middle of a step and after a StepGraph was captured.
+///
+/// A backward that reaches no parameter (autograd::grad with respect to an input, a model that is
+/// frozen completely) does not count; all ranks must run it alike.
 SHERD_API void micro_batches(const torch::nn::Module& model, int64_t count);
-/// The pass of a rank that has no data for it: takes part in every collective, with zero gradients.
-/// Counts as a forward and backward, or under NoGradGuard as a forward.
+/// Runs a pass without data: joins all collectives of the other ranks' pass and contributes zero
+/// gradients. Call it once for each forward and backward that the others run with data; under
+/// NoGradGuard, once for each forward. Blocks while it follows the other ranks.
 SHERD_API void idle_pass(const torch::nn::Module& model);
-/// Blocks until all communication is done.
+/// Blocks the host until all communication of the model on this rank is done. After a pass has
+/// thrown it returns at once, because that communication may never end; the next pass waits for it.
 SHERD_API void finish(const torch::nn::Module& model);
 
-/// The tensors for an optimizer: of each trainable parameter, this rank's elements of the main
-/// weight, flat. Parameters that this rank has no elements of are left out, so ranks may get
-/// different numbers of tensors, or none. They have gradients from the end of the step's last
-/// backward to publish(), except those of parameters that are frozen by then.
+/// Returns the tensors to build a torch optimizer over: this rank's elements of the main weight
+/// (master weight) of each trainable parameter, flat; views, not copies. Parameters without
+/// elements on this rank are left out, so ranks may get different numbers of tensors, or none. The
+/// tensors have a grad() from the end of the step's last backward until publish(); with
+/// Loss::per_token, only inside step(). Parameters that are frozen by then have none.
 SHERD_API std::vector<at::Tensor> parameters(const torch::nn::Module& model);
-/// The same with the parameters' names, on all ranks alike: an empty tensor where this rank has no
-/// elements.
+/// Returns the same tensors with the parameters' full names, in the same order on all ranks; a
+/// tensor is empty where this rank has no elements.
 SHERD_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(
     const torch::nn::Module& model);
-/// After the optimizer's step: the model computes with the new weights from the next pass on.
+/// Makes the model compute with the changed main weights from the next pass on, and drops the
+/// gradients. Call it on all ranks after a torch optimizer's step(); sherd::step and AdamW::step
+/// include it. Sends nothing and does not block: the copy to the model weight runs on the current
+/// stream, and the next gathers wait for it. Throws in the middle of a step.
 SHERD_API void publish(const torch::nn::Module& model);
 
+/// Options of sherd::step, AdamW::step and gradient_norm.
 struct StepOptions {
-  /// This rank's tokens in this step; needed for, and only for, Loss::per_token.
+  /// Tokens that this rank trained on in this step. Required with Loss::per_token, an error with
+  /// any other loss.
   std::optional<int64_t> tokens{};
 };
-/// Update and publish: divides by all ranks' tokens where the loss is per token, lets the optimizer
-/// step, and publishes. The optimizer must be built over sherd::parameters(model): another one is
-/// refused.
+/// Updates the weights with a torch optimizer and publishes them. With Loss::per_token it first
+/// divides the gradients by the tokens of all ranks, which blocks. Throws if the optimizer was not
+/// built over sherd::parameters(model), or if backwards of the step are missing. Collective.
 SHERD_API void step(
     const torch::nn::Module& model,
     torch::optim::Optimizer& optimizer,
     const StepOptions& options = {});
 
-/// The norm of the step's gradient over all parameters and ranks, each element counted once: those
-/// of replicas once, those of a mesh with an axis `ep` (experts) on each of its ranks. Tokens as
-/// for step(). Collective; blocks.
+/// Returns the L2 norm of the step's gradient over all parameters and ranks. Each element counts
+/// once: replicas are not counted twice, and ranks along an axis `ep` (expert parallelism) hold
+/// different elements. Call it after the step's last backward and before the update, with tokens
+/// as for step(). Collective; blocks.
 SHERD_API double gradient_norm(const torch::nn::Module& model, const StepOptions& options = {});
 
-// ---- looking inside
-// ------------------------------------------------------------------------------
+// ---- looking inside -----------------------------------------------------------------------------
 
-/// The step as data: print it, count it, compare it. Builds it if no pass has. Lives until a
-/// program takes its place: when another order or number of micro-batches is found.
+/// Returns the step as data, to print, count or compare. The reference is valid until another
+/// program replaces it: when the units are called in another order, or the number of micro-batches
+/// changes.
 SHERD_API const Program& program(const torch::nn::Module& model);
-/// Bytes of all weights, gradients and slots that Sherd holds for the model on this rank.
+/// Returns the bytes of all weights, gradients and slots of the model on this rank, without the
+/// optimizer's state. model_bytes() in diagnostics.h has them by kind.
 SHERD_API int64_t allocated_bytes(const torch::nn::Module& model);
-/// All main weights, whole, by name. Collective; blocks; as large as the model.
+/// Returns copies of all main weights (master weights), in full, by name, on every rank's device:
+/// takes the memory of the whole model. Call it between passes. Collective; blocks.
 SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(
     const torch::nn::Module& model);
-/// Runs `edit` while the parameters of one unit are whole and may be written (the same on all
-/// ranks), and keeps what it wrote. Between passes only. Collective; blocks.
+/// Runs `edit` while the parameters of one unit are gathered in full and may be written, then
+/// stores what it wrote in main and model weights. Elements that it leaves alone keep the precision
+/// of their main weight. It must write the same on all ranks. Call it between steps; throws within
+/// one. Collective; blocks.
 SHERD_API void edit_parameters(torch::nn::Module& unit, const std::function<void()>& edit);
 
-/// For a function that writes a parameter's gradient itself, in the backward: where to, in the
-/// parameter's shape, and whether it is the first to write. It must write, and return no gradient.
+/// The buffer for a parameter's gradient, for custom autograd functions that write it themselves
+/// instead of returning it.
 struct GradientTarget {
-  at::Tensor buffer;
-  bool overwrite = true;
+  at::Tensor buffer;      ///< in the parameter's shape; the dtype may differ from the parameter's
+  bool overwrite = true;  ///< true: set the buffer; false: add to it
 };
-/// Nothing where the parameter is no unit's, or its unit is not in a backward.
+/// Returns where to write the gradient of `parameter`, for use within a backward. The caller must
+/// then write it, and return an undefined gradient to autograd. Returns nothing, and the caller
+/// returns the gradient as usual, if the parameter belongs to no unit, is frozen or has hooks, if
+/// its unit is not in a backward, or if autograd was asked for some gradients only.
 SHERD_API std::optional<GradientTarget> gradient_target(const at::Tensor& parameter);
 
+// The same functions for module holders.
 #define SHERD_FOR_HOLDERS(name, result)                                          \
   template <class Contained, class... Args>                                      \
   result name(const torch::nn::ModuleHolder<Contained>& model, Args&&... args) { \

@@ -15,8 +15,8 @@
 
 namespace sherd {
 
-/// While it lives, tensors made on this thread have a shape and a dtype but no memory. A model of
-/// any size can be built so, sharded unit by unit, and given values by initialise().
+/// A scope in which tensors that this thread creates have a shape and a dtype but no memory
+/// (torch's meta device). Build a model of any size in it, shard it, then call initialise().
 class SHERD_API MetaDevice {
  public:
   MetaDevice();
@@ -29,13 +29,13 @@ class SHERD_API MetaDevice {
   std::unique_ptr<Scope> scope_;
 };
 
-/// Values drawn from a generator whose key is the seed, the parameter's full name and the number of
-/// the element: the same for any number of ranks and any strategy.
+/// A distribution of initial values. Random values depend on the seed, the parameter's full name
+/// and the element's index alone, so they are the same for any number of ranks and any strategy.
 struct SHERD_API InitialValues {
   enum class Kind : uint8_t { constant, uniform, normal };
   Kind kind = Kind::constant;
-  double a = 0;
-  double b = 0;
+  double a = 0;  ///< the constant, the lower bound or the mean
+  double b = 0;  ///< the upper bound or the standard deviation
 
   static InitialValues constant(double value) { return {Kind::constant, value, 0}; }
   static InitialValues uniform(double low, double high) { return {Kind::uniform, low, high}; }
@@ -44,20 +44,24 @@ struct SHERD_API InitialValues {
   }
 };
 
+/// Options of initialise(). All ranks pass the same.
 struct InitialiseOptions {
-  uint64_t seed = 0;
-  /// What a parameter gets, by its full name and shape; nothing: what its module gives it.
+  uint64_t seed = 0;  ///< seed of all random values
+  /// Returns the distribution for a parameter, given its full name and shape; nothing leaves it to
+  /// the module's reset_parameters(). Without this function, that goes for all parameters.
   std::function<std::optional<InitialValues>(const std::string& name, at::IntArrayRef shape)>
       values{};
 };
 
-/// Gives values to the parameters and buffers of a sharded model that have none (those made under
-/// MetaDevice): drawn by key where options.values says so, else by the `reset_parameters` of the
-/// module that registered them, inner modules before outer ones, each with random numbers of its
-/// own, keyed by seed and the module's name. The same bytes on every rank, for any number of ranks
-/// and any strategy. Takes the memory of one unit beyond the shards. All ranks call it alike, after
-/// fully_shard of the root; nothing is sent. Until then, or where something is still unset
-/// afterwards, training is refused with the parameter's name.
+/// Gives values to the parameters and buffers of a sharded model that have none (those created
+/// under MetaDevice). Parameters get the distribution that options.values returns. All else is set
+/// by the reset_parameters() of the module that registered it, inner modules first, each with
+/// random numbers that depend on the seed and the module's name alone. The values are the same on
+/// every rank, for any number of ranks and any strategy.
+///
+/// Call it on all ranks after fully_shard of the root. Sends nothing; needs memory for one full
+/// unit at a time. Throws, naming the parameter, if its module has no known reset_parameters() or
+/// leaves elements unset. A forward throws while parameters have no values.
 SHERD_API void initialise(torch::nn::Module& model, const InitialiseOptions& options = {});
 template <class Contained>
 void initialise(
@@ -65,19 +69,22 @@ void initialise(
   initialise(static_cast<torch::nn::Module&>(*model.ptr()), options);
 }
 
-/// Runs `edit` with the main weight of each parameter of one unit, by its name there: whole, and in
-/// the dtype that the optimizer updates. Keeps what it wrote (the same on all ranks). Between
-/// passes only, of parameters that have values. Collective; blocks.
+/// Runs `edit` for each parameter of one unit, with the parameter's name within the unit and its
+/// full main weight (master weight), and stores what `edit` wrote. It must write the same on all
+/// ranks. Call it between steps, when the parameters have values; throws otherwise. Collective;
+/// blocks.
 SHERD_API void edit_main_weights(
     torch::nn::Module& unit,
     const std::function<void(const std::string& name, const at::Tensor& weight)>& edit);
 
 namespace detail {
+/// Registers the function that resets modules of a type.
 SHERD_API void register_reset(std::type_index type, std::function<void(torch::nn::Module&)> reset);
 }  // namespace detail
 
-/// Tells initialise() that modules of this type have a `reset_parameters`. SHERD_MODULE does so,
-/// and torch's own are known.
+/// Registers the reset_parameters() of a module type, if it has one, for initialise(). Returns
+/// true. SHERD_MODULE calls it; torch's Linear, Bilinear, Embedding, EmbeddingBag, LayerNorm,
+/// GroupNorm, BatchNorm and Conv modules are registered.
 template <class Impl>
 bool register_reset() {
   if constexpr (requires(Impl & module) { module.reset_parameters(); }) {

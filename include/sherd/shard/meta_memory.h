@@ -10,19 +10,22 @@
 
 namespace sherd {
 
-/// While it lives, tensors on the meta device, which have no memory, are counted as if they had:
-/// what a model would take is known without a device. One at a time.
+/// A scope that counts the bytes of tensors on the meta device, which have no memory, as if they
+/// had: it tells what a model would take, without a device. Counts the tensors of all threads.
 class SHERD_API MetaMemory {
  public:
-  /// Each tensor counts as a multiple of `granule` bytes.
+  /// Starts counting. Each tensor is rounded up to a multiple of `granule` bytes, as an allocator
+  /// would. Throws if another MetaMemory exists.
   explicit MetaMemory(int64_t granule = 1);
   ~MetaMemory();
   MetaMemory(const MetaMemory&) = delete;
   MetaMemory& operator=(const MetaMemory&) = delete;
 
+  /// Returns the bytes of the counted tensors that exist now.
   int64_t live() const;
-  /// The most that was live since the start, or since restart_peak().
+  /// Returns the largest value of live() since the start, or since restart_peak().
   int64_t peak() const;
+  /// Sets the peak to live().
   void restart_peak();
 
   struct Counter;
@@ -31,8 +34,8 @@ class SHERD_API MetaMemory {
   std::unique_ptr<Counter> counter_;
 };
 
-/// While it lives, the meta device stands for one of another kind on this thread: what only that
-/// kind needs is counted, too. Otherwise it stands for a CPU.
+/// A scope in which the meta device represents a device of another type on this thread, so that
+/// what only that type needs is counted as well. Without it, the meta device represents a CPU.
 class SHERD_API MetaTarget {
  public:
   explicit MetaTarget(c10::DeviceType type);

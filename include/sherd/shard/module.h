@@ -20,10 +20,10 @@
 
 namespace sherd {
 
-// ---- the tensors of a value
-// ---------------------------------------------------------------------- A unit may return a
-// tensor, or tuples, pairs, vectors, arrays, maps and optionals of what it may return. For a struct
-// of yours, define beside it
+// ---- the tensors of a unit's result -------------------------------------------------------------
+
+// A unit may return a tensor, a number, an enum or a string, and tuples, pairs, vectors, arrays,
+// maps (their values) and optionals of these. For your own struct, define in its namespace
 //   template <class Visitor> void visit_tensors(const YourStruct& value, Visitor visitor) {
 //     visitor(value.hidden); visitor(value.losses);
 //   }
@@ -98,7 +98,7 @@ struct TensorsOf<std::array<T, N>> : TensorsOfRange<std::array<T, N>> {};
 template <class K, class V>
 struct TensorsOf<std::map<K, V>> : TensorsOfRange<std::map<K, V>> {};
 
-/// A call on its way through the boundary; a forward that throws leaves every unit resting.
+/// One call through a unit's boundary. If the forward throws, the destructor releases all units.
 class Crossing {
  public:
   explicit Crossing(const torch::nn::Module& module) : call_(before_forward(module)) {}
@@ -108,7 +108,8 @@ class Crossing {
   Crossing(const Crossing&) = delete;
   Crossing& operator=(const Crossing&) = delete;
 
-  /// A tensor that comes in: floating point has the dtype that the unit computes with.
+  /// Returns the tensor, cast to the unit's compute dtype if it is floating point and the unit
+  /// casts its inputs.
   at::Tensor cast(const at::Tensor& input) const {
     const auto dtype = call_.input_dtype();
     const bool differs =
@@ -137,7 +138,7 @@ class Crossing {
 
 namespace detail {
 
-/// An argument as the unit wants it.
+/// Returns an argument of the unit's forward, cast if it is a tensor.
 template <class T>
 decltype(auto) cast_input(const Crossing& crossing, T&& argument) {
   if constexpr (std::same_as<std::remove_cvref_t<T>, at::Tensor>) {
@@ -147,7 +148,8 @@ decltype(auto) cast_input(const Crossing& crossing, T&& argument) {
   }
 }
 
-/// A forward that takes its tensors by reference, to write them, gets them as they are.
+/// Calls the module's forward with cast arguments. A forward that takes tensors by non-const
+/// reference, to write them, gets its arguments without a cast.
 template <class M, class... Args>
 decltype(auto) forward(M& module, const Crossing& crossing, Args&&... args) {
   if constexpr (requires { module.forward(cast_input(crossing, std::forward<Args>(args))...); }) {
@@ -159,7 +161,10 @@ decltype(auto) forward(M& module, const Crossing& crossing, Args&&... args) {
 
 }  // namespace detail
 
-/// Calls a module's forward through its boundary: what the holder of SHERD_MODULE does.
+/// Calls a module's forward through the unit's boundary, as the holders of SHERD_MODULE do: gathers
+/// the parameters before and releases them after. Arguments that are floating-point tensors are
+/// cast to the unit's compute dtype; tensors inside containers and structs are not. A module that
+/// is not a unit is just called.
 template <std::derived_from<torch::nn::Module> M, class... Args>
 auto call(M& module, Args&&... args)
     -> decltype(std::declval<M&>().forward(std::forward<Args>(args)...)) {
@@ -181,7 +186,7 @@ auto call(const torch::nn::ModuleHolder<Contained>& holder, Args&&... args)
   return call(*holder.ptr(), std::forward<Args>(args)...);
 }
 
-/// torch's holder, whose call is a boundary.
+/// A torch::nn::ModuleHolder whose call operator goes through the unit's boundary (sherd::call).
 template <class Contained>
 class ModuleHolder : public torch::nn::ModuleHolder<Contained> {
  public:
@@ -195,7 +200,8 @@ class ModuleHolder : public torch::nn::ModuleHolder<Contained> {
 };
 
 namespace detail {
-/// SHERD_MODULE marks its Impl with a function that is found by its argument.
+/// True for module implementations that SHERD_MODULE has marked, by a function found through
+/// argument-dependent lookup.
 template <class M>
 concept IsSherdModule = requires(const M* module) {
   sherd_module_mark(module);
@@ -204,7 +210,8 @@ concept IsSherdModule = requires(const M* module) {
 
 }  // namespace sherd
 
-/// In place of TORCH_MODULE_IMPL and TORCH_MODULE.
+/// Define a module's holder, in place of TORCH_MODULE_IMPL and TORCH_MODULE. Calling the holder
+/// goes through the unit's boundary, and initialise() knows the module's reset_parameters().
 #define SHERD_MODULE_IMPL(Name, ImplType)                            \
   class Name : public sherd::ModuleHolder<ImplType> { /*NOLINT*/     \
    public:                                                           \
@@ -217,7 +224,8 @@ concept IsSherdModule = requires(const M* module) {
 
 namespace torch::nn {
 
-/// Modules of SHERD_MODULE inside a Sequential or an AnyModule: called through their boundary.
+/// The AnyModule holder of modules declared with SHERD_MODULE: inside a Sequential or an AnyModule
+/// they are called through their unit's boundary.
 template <class ModuleType, class... ArgumentTypes>
 requires sherd::detail::IsSherdModule<ModuleType>
 struct AnyModuleHolder<ModuleType, ArgumentTypes...> : public AnyModulePlaceholder {

@@ -20,46 +20,57 @@ class Module;
 
 namespace sherd {
 
-/// What a step's gradients are, given each rank's loss of each micro-batch.
+/// How the losses of all ranks and micro-batches combine into the gradients of a step.
 enum class Loss : uint8_t {
   mean,       ///< mean over data-parallel ranks, sum over micro-batches
-  sum,        ///< sum over both
-  per_token,  ///< sum over both, divided once by the number of tokens of all ranks
+  sum,        ///< sum over ranks and micro-batches
+  per_token,  ///< sum over both, divided by the tokens of all ranks (StepOptions::tokens)
 };
 
-/// Other ways for some parameters of a unit.
+/// Options for the parameters of a unit that match a pattern; absent options are the unit's. If
+/// several rules match, the last one that sets an option counts.
 struct ParameterRule {
-  /// Names within the unit; '*' stands for anything.
+  /// Pattern of parameter names within the unit; '*' matches any text, dots included.
   std::string match;
-  std::optional<Mesh> mesh{};
-  std::optional<DataAxes> axes{};
-  std::optional<Placement> placement{};
-  std::optional<Granule> granule{};
-  std::optional<Precision> precision{};
+  std::optional<Mesh> mesh{};            ///< also resets the axes to this mesh's defaults
+  std::optional<DataAxes> axes{};        ///< data-parallel axes of the mesh
+  std::optional<Placement> placement{};  ///< what is sharded over which axis
+  std::optional<Granule> granule{};      ///< where the parameter may be cut; default: anywhere
+  std::optional<Precision> precision{};  ///< replaces all of the unit's precision
 };
 
-/// How a unit is sharded. All ranks pass the same.
+/// Options of fully_shard. All ranks pass the same.
 struct ShardOptions {
-  /// Default: all ranks of this run along one axis, `dp`.
+  /// The ranks to shard over. Default: all ranks of World::from_environment() along one axis, `dp`.
   std::optional<Mesh> mesh{};
   /// The data-parallel axes of the mesh; default: `dp`, and `dp_outer` where the mesh has it.
   std::optional<DataAxes> axes{};
+  /// The choice of what is sharded over which axis. Default: parameters, gradients and optimizer
+  /// state over the inner axis (ZeRO-3, FSDP).
   Placement placement{Strategy::optim_grads_params};
+  /// Dtypes of weights, gradients and reductions. Default: the parameter's own dtype for all.
   Precision precision{};
-  /// Stay gathered between forward and backward: one gather less, at the price of memory.
+  /// Keeps the parameters gathered from the forward to the backward (no reshard after the forward):
+  /// one all-gather less, more memory.
   bool keep_gathered = false;
-  /// Units to gather when this one starts its forward. Default: the next `prefetch_depth`.
+  /// Units to gather when this one begins its forward. Default: the next `prefetch_depth` units.
+  /// The model's first use throws if it is set for a unit that contains other units.
   std::vector<std::shared_ptr<torch::nn::Module>> prefetch{};
+  /// Exceptions for some parameters.
   std::vector<ParameterRule> rules{};
 
-  // Of the root alone; what inner units say here is not read.
-  int64_t prefetch_depth = 1;  ///< in units
-  Loss loss = Loss::mean;
-  /// Where full parameters and gradients lie while a unit needs them.
+  // For the root only; ignored in the options of inner units.
+  int64_t prefetch_depth = 1;  ///< number of units gathered ahead; 0: none
+  Loss loss = Loss::mean;      ///< how losses combine into gradients
+  /// The memory of full parameters and gradients. Default: one arena with fixed addresses.
   MemoryKind memory = MemoryKind::planned;
-  /// The arena is NCCL's own memory, registered with the communicators that move it.
+  /// Allocates the arena with NCCL's allocator and registers it with the communicators that use it
+  /// (symmetric memory). Needs NCCL and MemoryKind::planned; the model's first use throws
+  /// otherwise.
   bool symmetric = false;
-  int64_t budget = 0;  ///< bytes that Sherd may take on this device; 0: no limit
+  /// Most bytes of weights, gradients and arena together on this rank; the model's first use throws
+  /// if it needs more. The optimizer's state and activations are not counted. 0: no limit.
+  int64_t budget = 0;
 };
 
 }  // namespace sherd

@@ -11,36 +11,43 @@
 
 namespace sherd {
 
-/// Which dtype each role of a parameter has. Absent ones follow the one named.
+/// The dtypes of a parameter's roles (mixed precision). An absent dtype has the default named with
+/// it.
 struct SHERD_API Precision {
-  /// What the model computes with, and what is gathered. Default: the parameter's own.
+  /// The model weight, which the model computes with and which is all-gathered. Default: the
+  /// parameter's own dtype.
   std::optional<c10::ScalarType> compute{};
-  /// The main weight, which the optimizer updates. Default: the parameter's own.
+  /// The main weight (master weight), which the optimizer updates. Default: the parameter's own
+  /// dtype.
   std::optional<c10::ScalarType> main{};
-  /// The main gradient, where gradients accumulate. Default: the main weight's.
+  /// The main gradient, where gradients accumulate. Default: the main weight's dtype.
   std::optional<c10::ScalarType> gradient{};
-  /// What travels when gradients are reduced. Default: the main gradient's.
+  /// The gradients while they are sent in a reduction. Default: the main gradient's dtype.
   std::optional<c10::ScalarType> reduce{};
-  /// The forward runs under torch's autocast to this dtype; the parameters keep theirs.
+  /// Runs the unit's forward under torch's autocast to this dtype; parameters keep their dtypes.
+  /// Default: no change to autocast.
   std::optional<c10::ScalarType> autocast{};
-  /// Floating-point tensors among the arguments of a unit are cast to the compute dtype.
+  /// Casts floating-point tensors among the arguments of a unit to `compute`, if that is set.
   bool cast_inputs = true;
 
-  /// By name: see recipes(), and docs/numerics.md for what each means.
+  /// Returns a usual combination by name; docs/numerics.md describes them. Throws, with the known
+  /// names, for an unknown one.
   static Precision recipe(const std::string& name);
+  /// Returns the known names: bf16_o1, bf16_o2, bf16_o3, fp16, fp32.
   static const std::vector<std::string>& recipes();
 };
 
-/// The dtypes of one parameter's roles.
+/// The resolved dtypes of one parameter's roles.
 struct RoleDtypes {
-  c10::ScalarType model{};  ///< what it is computed with
-  c10::ScalarType main{};
-  c10::ScalarType gradient{};
-  c10::ScalarType reduce{};
+  c10::ScalarType model{};     ///< of the model weight: Precision::compute
+  c10::ScalarType main{};      ///< of the main weight
+  c10::ScalarType gradient{};  ///< of the main gradient
+  c10::ScalarType reduce{};    ///< of gradients in a reduction
   friend bool operator==(const RoleDtypes&, const RoleDtypes&) = default;
 };
 
-/// For a parameter of the given dtype. What is not floating point, or not trained, has one dtype.
+/// Returns the dtypes for a parameter of the given dtype. A parameter that is not floating point
+/// keeps its dtype in all roles; one that is not trainable has the compute dtype in all roles.
 SHERD_API RoleDtypes resolve(const Precision& precision, c10::ScalarType parameter, bool trainable);
 
 }  // namespace sherd

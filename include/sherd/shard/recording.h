@@ -18,29 +18,31 @@ namespace sherd {
 class Recorder;
 class Runtime;
 
-/// What a step did.
+/// The record of one or more steps.
 struct StepRecord {
-  /// When everything happened, from the first instruction on. Slots are not among it.
+  /// Begin and end of every instruction, from the first one on; `held` is empty.
   Timeline timeline;
-  /// By unit: seconds of one call.
+  /// By unit: mean seconds of one call.
   std::vector<UnitTime> units;
-  double update = 0;  ///< seconds from the end of the last backward to the new weights
-  /// By unit: bytes that a forward of its own left behind for the backward; 0 where nobody counts.
+  double update = 0;  ///< mean seconds from the end of the last backward to the new weights
+  /// By unit: most bytes that one forward left allocated (activations); 0 if bytes are not counted.
   std::vector<int64_t> kept;
 };
 
-/// Records the steps of a model, from its construction to finish(): times on the device's own
-/// clock, without making it wait. Between passes; `model` is a root and must outlive it.
+/// A recorder of a model's steps, from its construction to finish(). On CUDA times come from events
+/// on the program's streams, which make neither device nor host wait; on CPU from the host's clock.
 class SHERD_API Recording {
  public:
-  /// `live` says how many bytes are allocated now, if somebody knows.
+  /// Starts recording. `model` is a root and must outlive the recorder. `live`, if given, returns
+  /// the bytes that are allocated now, for StepRecord::kept. Call it between passes; blocks until
+  /// work that is under way is done.
   explicit Recording(const torch::nn::Module& model, std::function<int64_t()> live = {});
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  /// Blocks until all is done. Times are means where several steps were recorded; the timeline is
-  /// that of all of them, one after the other.
+  /// Stops recording and returns the record. Blocks until the device is idle. If several steps were
+  /// recorded, times of units and update are means, and the timeline has all steps in order.
   StepRecord finish();
 
  private:

@@ -12,31 +12,37 @@ class Module;
 
 namespace sherd {
 
-/// A whole step (all micro-batches, reductions, clipping, update) as one CUDA graph: replaying it
-/// costs the host one call. What the step reads must lie where it lay when it was captured (copy
-/// new tokens there), and so does what it leaves (the loss). The optimizer's rate may change
-/// between replays; where the loss is per token, AdamW::set_tokens says before each replay how many
-/// tokens this rank has. Random numbers differ from replay to replay as they do from step to step.
+/// A whole training step (all micro-batches, reductions, clipping, update) as one CUDA graph, which
+/// the host replays with one call. The captured step reads its inputs from, and leaves its results
+/// in, the tensors that it used in the capture: copy new tokens there, and read the loss there. The
+/// learning rate may change between replays. With Loss::per_token, call AdamW::set_tokens before
+/// each replay. Random numbers differ from replay to replay as they do from step to step.
 ///
-/// Run some steps first, on `stream()`. Afterwards units keep their addresses: another order of
-/// them is an error, and so is a replay after a parameter was frozen or made trainable. Steps
-/// outside the graph may come between replays.
+/// Run two steps with on_stream() before the capture. After it the units' addresses are fixed:
+/// another order of calls or number of micro-batches throws, and so does a replay after a parameter
+/// was frozen or made trainable. Steps outside the graph may come between replays.
 class SHERD_API StepGraph {
  public:
-  /// Throws, naming the reason, where a step of the model can't be captured: no GPU, or memory that
-  /// is eager.
+  /// Prepares a graph for a model, which is a root. Throws if its steps can't be captured: without
+  /// a GPU, in a build without CUDA, or with MemoryKind::eager.
   explicit StepGraph(const torch::nn::Module& model);
   ~StepGraph();
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  /// Runs `function` with the stream that captures as the current one, behind all that the current
-  /// one holds; and the current one behind it.
+  /// Runs `function` with the capture stream as the current stream. That stream first waits for the
+  /// caller's current stream, which afterwards waits for it; the host does not wait.
   void on_stream(const std::function<void()>& function) const;
-  /// Records what `step` enqueues; nothing of it is executed. It must not wait for the device.
+  /// Captures the work that `step` enqueues, without running it. `step` must make one whole step
+  /// and must not wait for the device. Blocks until earlier work is done. Throws in the middle of a
+  /// step and before the first steps. All ranks capture at the same point.
   void capture(const std::function<void()>& step);
+  /// Returns whether a step was captured.
   bool is_captured() const;
-  /// Enqueues the step. Throws what an earlier one found wrong with its gradients.
+  /// Enqueues the captured step, ordered with the current stream as on_stream() does. The host
+  /// waits only until all ranks have enqueued the replay before. All ranks replay alike. Throws
+  /// NotFiniteError if an earlier replay had gradients that are not finite, and throws if
+  /// parameters were frozen or made trainable since the capture.
   void replay();
 
  private:

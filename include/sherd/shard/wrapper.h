@@ -11,35 +11,40 @@
 
 namespace sherd {
 
-/// The types of modules that become units: `sherd::UnitTypes<Block, Embedding>{}` (holders).
+/// The module types that become units, by their holders: `sherd::UnitTypes<Block, Embedding>{}`.
 template <class... Holders>
 struct UnitTypes {
+  /// Returns whether a module is of one of the types, or derived from one.
   static bool contain(const torch::nn::Module& module) {
     return (... || (dynamic_cast<const typename Holders::ContainedType*>(&module) != nullptr));
   }
 };
 
-/// A model sharded in one go, for who knows DistributedDataParallel: every module of the given
-/// types becomes a unit, inner ones first, and the model the root. Calls go to the model.
+/// A wrapper that shards a model in its constructor, much as DistributedDataParallel wraps one.
+/// Calls go to the model. Use module() where a function wants the root.
 template <class Holder>
 class FullyShardedDataParallel {
  public:
+  /// Makes every module of the given types a unit, inner ones first, and the model the root, all
+  /// with the same options. Collective and blocking, as fully_shard is.
   template <class... Holders>
   FullyShardedDataParallel(
       Holder model, UnitTypes<Holders...> types, const ShardOptions& options = {})
       : model_(std::move(model)) {
-    // The order in which modules were registered, turned round only where one contains another.
+    // In the order of registration, except that inner modules come before those around them.
     std::set<const torch::nn::Module*> seen;
     shard_inside(*model_, types, options, seen);
     fully_shard(std::shared_ptr<torch::nn::Module>(model_.ptr()), options);
   }
 
+  /// Runs the model's forward.
   template <class... Args>
   auto operator()(Args&&... args) {
     return call(*model_, std::forward<Args>(args)...);
   }
 
   auto operator->() { return model_.ptr().get(); }
+  /// Returns the model, for functions such as sherd::program and AdamW.
   const Holder& module() const { return model_; }
 
  private:

@@ -7,65 +7,69 @@
 #include <string>
 #include <vector>
 
+#include "sherd/configuration/network_file.h"
 #include "sherd/export.h"
-#include "sherd/train/ledger.h"
-#include "sherd/train/network_file.h"
-#include "sherd/train/rehearse.h"
+#include "sherd/forecast/ledger.h"
+#include "sherd/forecast/rehearse.h"
 
 namespace sherd {
 
-/// A workload that speeds are compared on.
+/// A benchmark workload.
 struct BenchVariant {
   std::string name;
-  std::string about;
-  /// What bench/peers/fsdp2.py is told to run the same; empty: FSDP2 has nothing like it.
+  std::string about;  ///< description
+  /// Arguments for bench/peers/fsdp2.py to run the same with FSDP2; empty: it has no equivalent.
   std::vector<std::string> peer{};
 };
 
-/// Those that this build can run, the reference first.
+/// Returns the workloads that this build can run, the reference first.
 SHERD_API std::vector<BenchVariant> bench_variants();
-/// The one of a name; throws with the names that there are.
+/// Returns the workload of a name. Throws, with the known names, for another.
 SHERD_API BenchVariant bench_variant(const std::string& name);
 
+/// Options of bench.
 struct BenchOptions {
-  bool quick = false;                    ///< tiny models and short sequences, to try it out
-  std::string device = "auto";           ///< as device.kind
-  std::optional<NetworkFile> network{};  ///< else collectives cost what emulating them does
-  int64_t steps = 10;                    ///< that are timed
-  std::optional<double> load{};  ///< seconds of steps before them; else 10 on a GPU, 0 on CPU
-  std::function<void(const std::string&)> say{};
+  bool quick = false;           ///< tiny models and short sequences, to try it out
+  std::string device = "auto";  ///< "auto", "cpu" or "cuda", as device.kind
+  /// Network whose time the collectives take; default: only that of their copies. Not used by the
+  /// small-units workloads.
+  std::optional<NetworkFile> network{};
+  int64_t steps = 10;            ///< number of timed steps
+  std::optional<double> load{};  ///< seconds of steps before; default: 10 on a GPU, else 0
+  std::function<void(const std::string&)> say{};  ///< reports progress to the user; may be empty
 };
 
-/// What one variant did on this device.
+/// The result of one workload on this device.
 struct SHERD_API BenchResult {
   BenchVariant variant{};
-  std::string device{};  ///< as the driver calls it
-  int64_t ranks = 1;
-  int64_t tokens = 0;  ///< of a rank and step
-  double load = 0;
-  double seconds = 0;                  ///< of a step: the median
-  double exposed = 0;                  ///< of them, standing still for collectives
-  std::optional<double> host{};        ///< of them, until the host has enqueued all of it
-  std::vector<RehearsedStep> steps{};  ///< those that were timed
-  // Nothing where computing is not what takes the time.
-  std::optional<double> tflops{};
-  std::optional<double> limit{};  ///< TFLOP/s that the device sustains
-  // While the steps were timed; nothing where nobody measures it.
+  std::string device{};                ///< name of the device, from the driver
+  int64_t ranks = 1;                   ///< number of emulated ranks
+  int64_t tokens = 0;                  ///< tokens of one rank in a step
+  double load = 0;                     ///< seconds of steps before the timed ones
+  double seconds = 0;                  ///< median time of a step
+  double exposed = 0;                  ///< seconds of a step in which computing waits
+  std::optional<double> host{};        ///< seconds until the host has enqueued a step
+  std::vector<RehearsedStep> steps{};  ///< the timed steps
+  // Empty for workloads that are not limited by computing.
+  std::optional<double> tflops{};  ///< model TFLOP/s of one rank
+  std::optional<double> limit{};   ///< TFLOP/s that the device sustains
+  // Means while the steps were timed; empty if they can't be measured.
   std::optional<double> watts{};
   std::optional<double> sm_mhz{};
-  // Peaks in torch's allocator; nothing on CPU.
+  // Peaks of torch's allocator; empty on CPU.
   std::optional<int64_t> allocated{};
   std::optional<int64_t> reserved{};
-  Ledger ledger{};
+  Ledger ledger{};  ///< memory, planned and measured
 
-  std::optional<double> share() const;   ///< of the limit
-  std::optional<double> joules() const;  ///< of a step
+  std::optional<double> share() const;   ///< `tflops` divided by `limit`
+  std::optional<double> joules() const;  ///< energy of one step
 };
 
-/// Runs a variant as one rank of a world that isn't there (see rehearse.h). For its memory to be
-/// told exactly, it is the first that a process runs.
+/// Runs a workload as one rank of an emulated world (see rehearse.h). Its memory is only exact if
+/// it is the first workload of the process. Throws for an unknown name, and if losses or gradients
+/// are not finite.
 SHERD_API BenchResult bench(const std::string& variant, const BenchOptions& options = {});
-/// In bytes and seconds; null where something was not measured.
+/// Returns the result as JSON, in bytes and seconds; null for what was not measured.
 SHERD_API std::string to_json(const BenchResult& result);
 
 }  // namespace sherd

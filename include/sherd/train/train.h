@@ -3,25 +3,26 @@
 
 #include <cstdint>
 
+#include "sherd/configuration/configuration.h"
 #include "sherd/export.h"
-#include "sherd/train/configuration.h"
 
 namespace sherd {
 
-/// Trains as the configuration says, as this process's rank of the world that started it: see
-/// World::from_environment. Collective. Writes the results to train.out (rank 0), and shows
-/// progress on standard output (rank 0).
+/// Trains as the configuration says. This process is one rank of the world that started it, see
+/// World::from_environment. Collective; blocks until training ends. Rank 0 writes the results to
+/// train.out and shows progress on standard output.
 SHERD_API void train(const Configuration& configuration);
 
-/// Tells requests to stop apart. Schedulers and launchers often signal a process twice within
-/// moments: repeats within kRepeats seconds of the first signal belong to the same request.
-/// note() may be called in a signal handler.
+/// Classifies stop signals. Schedulers and launchers often send one twice in a moment: signals
+/// within kRepeats seconds of the first belong to the same request. note() may be called in a
+/// signal handler.
 class StopRequests {
  public:
-  static constexpr double kRepeats = 5;
+  static constexpr double kRepeats = 5;  ///< seconds
   enum class Kind : uint8_t { first, repeat, another };
 
-  /// Notes a signal that arrived at `seconds` of a clock that only rises.
+  /// Records a signal that arrived at `seconds` of a monotonic clock, and returns what it is: the
+  /// first, a repeat of it, or another request.
   Kind note(double seconds) {
     if (!asked_) {
       first_ = seconds;
@@ -36,11 +37,12 @@ class StopRequests {
   volatile double first_ = 0;
 };
 
-/// Seconds of a clock that only rises; may be called in a signal handler.
+/// Returns the seconds of a monotonic clock. May be called in a signal handler.
 SHERD_API double rising_seconds();
 
-/// The width of the terminal that progress is shown on; 0: there is none, and lines are plain. Who
-/// starts ranks whose output goes through a pipe tells them in SHERD_TERMINAL.
+/// Returns the width of the terminal for progress, in columns; 0: no terminal, print plain lines.
+/// The environment variable SHERD_TERMINAL overrides it, for ranks whose output goes through a
+/// pipe.
 SHERD_API int64_t terminal_columns();
 
 }  // namespace sherd

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "files/parse_json.h"
 #include "models/llama/huggingface.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/checkpoint/mapped_file.h"
@@ -34,22 +35,17 @@ Json read_json(const fs::path& path) {
       size <= kLargest, "[model.from] ", path.string(), " has ", size,
       " bytes: that is no such file");
   const MappedFile file(path.string());
-  // The JSON library copies values recursively: thousands of levels would overflow the stack.
-  bool deep = false;
-  const auto watch = [&](int depth, Json::parse_event_t, Json&) {
-    deep = deep || depth > kDeepest;
-    return !deep;
-  };
-  try {
-    auto json = Json::parse(file.data(), file.data() + file.size(), watch);
-    TORCH_CHECK_VALUE(
-        !deep, "[model.from] ", path.string(), " is nested more than ", kDeepest,
-        " levels deep: that is no such file");
-    TORCH_CHECK_VALUE(json.is_object(), "[model.from] ", path.string(), " is no JSON object");
-    return json;
-  } catch (const Json::exception& error) {
-    TORCH_CHECK_VALUE(false, "[model.from] ", path.string(), " is no JSON (", error.what(), ")");
-  }
+  auto parsed = parse_json<Json>(
+      {reinterpret_cast<const char*>(file.data()), file.size()}, {.levels = kDeepest});
+  using Problem = ParsedJson<Json>::Problem;
+  TORCH_CHECK_VALUE(
+      parsed.problem != Problem::too_deep, "[model.from] ", path.string(), " is nested more than ",
+      kDeepest, " levels deep: that is no such file");
+  TORCH_CHECK_VALUE(
+      parsed.problem != Problem::not_json, "[model.from] ", path.string(), " is no JSON (",
+      parsed.parser_message, ")");
+  TORCH_CHECK_VALUE(parsed.is_object(), "[model.from] ", path.string(), " is no JSON object");
+  return std::move(parsed.value);
 }
 
 /// The values of a config.json, each of the type and in the range that it must have.

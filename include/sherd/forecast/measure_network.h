@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sherd/comm/world.h"
+#include "sherd/configuration/network_file.h"
+#include "sherd/export.h"
+#include "sherd/plan/network.h"
+
+namespace sherd {
+
+/// The measured time of a collective.
+struct TimedCollective {
+  Collective collective{};
+  int64_t bytes = 0;   ///< bytes of the full buffer
+  double seconds = 0;  ///< time of one operation on the slowest rank; the median of several
+};
+
+/// Measures all-gathers and reduce-scatters of several sizes over all ranks of the world, and
+/// returns the network description that predicts them best. It treats all ranks as one node,
+/// wherever they are. `timed`, if not null, receives the measurements. Collective; blocks for
+/// seconds and uses up to 256 MiB of the device at a time. The results are the same on all ranks.
+/// Throws for a world of one rank.
+SHERD_API NetworkFile
+measure_network(const World& world, std::vector<TimedCollective>* timed = nullptr);
+
+/// Returns the link that predicts these times among `ranks` best, by least squares of the relative
+/// errors. Times of equally many bytes are averaged first. Throws for times that are not above 0.
+SHERD_API Link fit_link(const std::vector<TimedCollective>& timed, int64_t ranks);
+
+}  // namespace sherd

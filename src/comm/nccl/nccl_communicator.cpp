@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/hash.h>
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <exception>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "comm/backends.h"
+#include "comm/nccl/nccl_group.h"
+#include "comm/nccl/symmetric.h"
+#include "comm/streams.h"
+
+namespace sherd {
+namespace {
+
+bool nccl_knows(c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong: return true;
+    default: return false;
+  }
+}
+
+/// Flat, and as bytes where NCCL has no word for the dtype: for operations that only move it.
+at::Tensor movable(const at::Tensor& tensor) {
+  auto flat = tensor.view({-1});
+  return nccl_knows(tensor.scalar_type()) ? flat : flat.view(at::kByte);
+}
+
+class NcclCommunicator final : public Communicator, public HasWindows {
+ public:
+  NcclCommunicator(
+      c10::intrusive_ptr<NcclGroup> group,
+      c10::intrusive_ptr<c10d::Store> store,
+      c10::Device device,
+      WorldOptions options,
+      Identity identity,
+      GroupPeers peers,
+      bool borrowed = false)
+      : Communicator(group->getRank(), group->getSize(), std::move(identity)),
+        group_(std::move(group)),
+        store_(std::move(store)),
+        device_(device),
+        options_(std::move(options)),
+        peers_(std::move(peers)),
+        borrowed_(borrowed),
+        stream_(communication_stream(device, options_.high_priority_stream)),
+        token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
+
+  ~NcclCommunicator() override {
+    // The peers hear that this rank leaves before they see its connections break.
+    if (peers_.are_world && std::uncaught_exceptions() == 0) finish_and_announce_departure();
+    // While the watch limits the wait. An abort ends windows, too; a borrowed group lives on.
+    if (borrowed_ || std::uncaught_exceptions() == 0) windows_->close();
+    watch_->stop();
+    if (borrowed_ || keeper_->gave_up()) return;
+    // A clean end waits for what is under way; with an exception on its way, peers may never join
+    // it.
+    if (std::uncaught_exceptions() > 0) {
+      keeper_->give_up();
+      return;
+    }
+    group_->setTimeout(kClosing);
+    try {
+      group_->shutdown();
+    } catch (const std::exception&) {
+      // A peer is gone: there is nothing left to close.
+    }
+  }
+
+  std::string backend() const override { return "nccl"; }
+  const std::shared_ptr<Windows>& windows() const override { return windows_; }
+
+ private:
+  void finish_and_announce_departure() noexcept {
+    try {
+      watch_->wait_until_idle(kClosing);
+      peers_.departures->announce();
+    } catch (const std::exception&) {
+      // A device that reports errors: the peers will see the connections break.
+    }
+  }
+
+  /// Calls `issue` with the operation's stream as the current one; NCCL then runs on that stream
+  /// itself.
+  template <class Issue>
+  Work run(const char* operation, OnStream given, Issue issue) {
+    watch_->check();
+    const c10::cuda::CUDAGuard device_guard(device_);
+    const StreamScope scope_of_stream(given, stream_);
+    try {
+      issue();
+    } catch (const std::exception& error) {
+      TORCH_CHECK_WITH(DistBackendError, false, scope(operation), error.what());
+    }
+    return Work(stream_work(
+        scope_of_stream.stream(), scope(operation), watch_, options_.operation_timeout));
+  }
+
+  Work do_all_gather(std::span<const Transfer> transfers, OnStream stream) override {
+    return run("all_gather", stream, [&] {
+      c10d::AllgatherOptions options;
+      options.asyncOp = false;
+      auto [outputs, inputs] = split_sides(transfers, movable);
+      if (outputs.size() == 1) {
+        group_->_allgather_base(outputs[0], inputs[0], options);
+      } else if (!outputs.empty()) {
+        group_->allgather_into_tensor_coalesced(outputs, inputs, options);
+      }
+    });
+  }
+
+  Work do_reduce_scatter(
+      std::span<const Transfer> transfers, Reduction reduction, OnStream stream) override {
+    for (const auto& transfer : transfers) check_dtype("reduce_scatter", transfer.input);
+    return run("reduce_scatter", stream, [&] {
+      c10d::ReduceScatterOptions options;
+      options.asyncOp = false;
+      options.reduceOp = reduce_op(reduction);
+      auto [outputs, inputs] =
+          split_sides(transfers, [](const at::Tensor& tensor) { return tensor; });
+      if (outputs.size() == 1) {
+        group_->_reduce_scatter_base(outputs[0], inputs[0], options);
+      } else if (!outputs.empty()) {
+        group_->reduce_scatter_tensor_coalesced(outputs, inputs, options);
+      }
+      scale(outputs, reduction);
+    });
+  }
+
+  Work do_all_reduce(
+      std::span<const at::Tensor> tensors, Reduction reduction, OnStream stream) override {
+    for (const auto& tensor : tensors) check_dtype("all_reduce", tensor);
+    return run("all_reduce", stream, [&] {
+      std::vector<at::Tensor> all;
+      for (const auto& tensor : tensors) {
+        if (tensor.numel() > 0) all.push_back(tensor);
+      }
+      c10d::AllreduceCoalescedOptions options;
+      options.asyncOp = false;
+      options.reduceOp = reduce_op(reduction);
+      if (all.size() == 1) {
+        group_->allreduce(all, options);
+      } else if (!all.empty()) {
+        group_->allreduce_coalesced(all, options);
+      }
+      scale(all, reduction);
+    });
+  }
+
+  Work do_broadcast(at::Tensor tensor, int64_t root, OnStream stream) override {
+    return run("broadcast", stream, [&] {
+      if (tensor.numel() == 0) return;
+      c10d::BroadcastOptions options;
+      options.asyncOp = false;
+      options.rootRank = root;
+      std::vector<at::Tensor> one{movable(tensor)};
+      group_->broadcast(one, options);
+    });
+  }
+
+  Work do_all_to_all(
+      at::Tensor output,
+      at::Tensor input,
+      std::vector<int64_t> output_splits,
+      std::vector<int64_t> input_splits,
+      OnStream stream) override {
+    return run("all_to_all", stream, [&] {
+      auto to = movable(output);
+      auto from = movable(input);
+      const int64_t width = output.numel() > 0  ? to.numel() / output.numel()
+                            : input.numel() > 0 ? from.numel() / input.numel()
+                                                : 1;
+      for (auto& split : output_splits) split *= width;
+      for (auto& split : input_splits) split *= width;
+      c10d::AllToAllOptions options;
+      options.asyncOp = false;
+      group_->alltoall_base(to, from, output_splits, input_splits, options);
+    });
+  }
+
+  // c10d runs these on a stream of its own, which waits for the current one; waiting for the work
+  // makes ours wait for it in turn, as if it had run here.
+  Work do_send(at::Tensor tensor, int64_t peer, OnStream stream) override {
+    return run("send", stream, [&] {
+      std::vector<at::Tensor> one{movable(tensor)};
+      group_->send(one, static_cast<int>(peer), 0)->wait();
+    });
+  }
+
+  Work do_receive(at::Tensor tensor, int64_t peer, OnStream stream) override {
+    return run("receive", stream, [&] {
+      std::vector<at::Tensor> one{movable(tensor)};
+      group_->recv(one, static_cast<int>(peer), 0)->wait();
+    });
+  }
+
+  Work do_barrier() override {
+    return run("barrier", {}, [&] {
+      std::vector<at::Tensor> one{token_};
+      c10d::AllreduceOptions options;
+      options.asyncOp = false;
+      group_->allreduce(one, options);
+    });
+  }
+
+  std::shared_ptr<Communicator> do_split(std::vector<int64_t> ranks, Identity child) override {
+    check_lists(ranks, child.name);
+    // Every rank is in exactly one of the lists, so all call ncclCommSplit together, each with the
+    // colour of its list.
+    const std::vector<int> members(ranks.begin(), ranks.end());
+    auto store = c10::make_intrusive<c10d::PrefixStore>(
+        c10::str(child.name, "/", splits_++, "/", ranks.front()), store_);
+    auto made = group_->split(store, members, group_options(options_, child.name));
+    auto group = c10::dynamic_intrusive_pointer_cast<NcclGroup>(made);
+    TORCH_CHECK(group.defined(), scope("split"), "c10d returned no group for '", child.name, "'");
+    GroupPeers peers{.departures = peers_.departures};
+    for (const int64_t member : ranks) {
+      peers.ranks.push_back(peers_.ranks[static_cast<size_t>(member)]);
+    }
+    return std::make_shared<NcclCommunicator>(
+        std::move(group), store, device_, options_, std::move(child), std::move(peers));
+  }
+
+  /// NCCL would wait for ever if ranks of one group passed different lists.
+  void check_lists(const std::vector<int64_t>& ranks, const std::string& name) {
+    const auto hash = static_cast<int64_t>(c10::get_hash(ranks));
+    const auto on_device = at::TensorOptions().dtype(at::kLong).device(device_);
+    auto mine = at::full({1}, hash, on_device);
+    auto all = at::empty({size()}, on_device);
+    all_gather(all, mine).synchronize();
+    const auto said = all.cpu();
+    for (const int64_t member : ranks) {
+      TORCH_CHECK_VALUE(
+          said[member].item<int64_t>() == hash, scope("split"), "rank ", member,
+          " passed another list for '", name, "' than this rank's [", c10::Join(", ", ranks), "]");
+    }
+  }
+
+  c10::DeviceType device_type() const override { return c10::kCUDA; }
+
+  template <class Prepare>
+  static std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> split_sides(
+      std::span<const Transfer> transfers, Prepare prepare) {
+    std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> sides;
+    for (const auto& [output, input] : transfers) {
+      if (output.numel() == 0) continue;
+      sides.first.push_back(prepare(output));
+      sides.second.push_back(prepare(input));
+    }
+    return sides;
+  }
+
+  static c10d::ReduceOp reduce_op(Reduction reduction) {
+    switch (reduction.kind) {
+      case Reduction::Kind::sum: return c10d::ReduceOp::SUM;
+      case Reduction::Kind::mean: return c10d::ReduceOp::AVG;
+      case Reduction::Kind::max: return c10d::ReduceOp::MAX;
+      case Reduction::Kind::scaled_sum: return c10d::ReduceOp::SUM;  // see scale()
+    }
+    return c10d::ReduceOp::SUM;
+  }
+
+  /// Plain sums travel and are scaled here, on the same stream. c10d's way,
+  /// ncclRedOpCreatePreMulSum, gave wrong values for bf16, for several tensors at once and on one
+  /// rank (torch 2.11, NCCL 2.28.9), and NCCL's kernels for symmetric memory know only the sum.
+  static void scale(const std::vector<at::Tensor>& tensors, Reduction reduction) {
+    if (reduction.kind != Reduction::Kind::scaled_sum) return;
+    for (const auto& tensor : tensors) tensor.mul_(reduction.factor);
+  }
+
+  void check_dtype(const char* operation, const at::Tensor& tensor) const {
+    TORCH_CHECK_VALUE(
+        nccl_knows(tensor.scalar_type()), scope(operation), "NCCL can't reduce ",
+        tensor.scalar_type(), ": of the integers it knows those of 8, 32 and 64 bits");
+  }
+
+  c10::intrusive_ptr<NcclGroup> group_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::Device device_;
+  WorldOptions options_;
+  GroupPeers peers_;
+  bool borrowed_;  // the group is the caller's, and so is closing it
+  std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_, device_, peers_);
+  std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(keeper_);
+  std::shared_ptr<Windows> windows_ =
+      std::make_shared<Windows>(device_, [group = group_, keeper = keeper_] {
+        return keeper->gave_up() ? nullptr : reinterpret_cast<ncclComm_t>(group->getCommPtr());
+      });
+  c10::Stream stream_;
+  at::Tensor token_;  // what a barrier reduces
+  int64_t splits_ = 0;
+};
+
+std::vector<int64_t> ranks_below(int64_t size) {
+  std::vector<int64_t> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+  return ranks;
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> nccl_communicator(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int64_t rank,
+    int64_t size,
+    c10::Device device,
+    const WorldOptions& options,
+    const std::shared_ptr<Departures>& departures) {
+  disable_c10d_watchdog();
+  const c10::cuda::CUDAGuard guard(device);
+  auto prefixed = c10::make_intrusive<c10d::PrefixStore>("sherd/nccl", store);
+  auto group = c10::make_intrusive<NcclGroup>(
+      prefixed, static_cast<int>(rank), static_cast<int>(size), group_options(options, "world"));
+  group->setBoundDeviceId(device);
+  group->eagerConnectSingleDevice(device);  // splitting needs a live communicator
+  return std::make_shared<NcclCommunicator>(
+      std::move(group), prefixed, device, options, Communicator::Identity{"world", "world", rank},
+      GroupPeers{
+          .departures = departures,
+          .ranks = ranks_below(size),
+          .are_world = departures != nullptr});
+}
+
+std::shared_ptr<Communicator> nccl_communicator(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    c10::Device device,
+    const WorldOptions& options) {
+  auto nccl = c10::dynamic_intrusive_pointer_cast<NcclGroup>(group->getBackend(c10::kCUDA));
+  TORCH_CHECK_VALUE(nccl.defined(), "[comm.nccl] the process group's CUDA backend is not nccl");
+  const c10::cuda::CUDAGuard guard(device);
+  Communicator::Identity identity{"world", "world", nccl->getRank()};
+  nccl->eagerConnectSingleDevice(device);
+  const int64_t size = nccl->getSize();
+  return std::make_shared<NcclCommunicator>(
+      std::move(nccl), group->getStore(), device, options, std::move(identity),
+      GroupPeers{.ranks = ranks_below(size)}, /*borrowed=*/true);
+}
+
+int64_t gpu_count() {
+  return c10::cuda::device_count();
+}
+
+c10::Device device_of_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  TORCH_CHECK_VALUE(group.defined(), "[comm.world] the process group is undefined");
+  TORCH_CHECK_VALUE(
+      gpu_count() > 0,
+      "[comm.world] a process group is used over nccl, but this process sees no GPU");
+  const c10::Device current(c10::kCUDA, c10::cuda::current_device());
+  return group->getBoundDeviceId().value_or(current);
+}
+
+std::string cuda_version() {
+  const auto gpus = gpu_count();
+  return c10::str(
+      CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", nccl ", NCCL_MAJOR, ".",
+      NCCL_MINOR, ".", NCCL_PATCH,
+      gpus == 0 ? ", no GPU here" : c10::str(", ", gpus, gpus == 1 ? " GPU" : " GPUs"));
+}
+
+}  // namespace sherd

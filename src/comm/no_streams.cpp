@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <c10/util/Exception.h>
+
+#include "comm/streams.h"
+
+namespace sherd {
+namespace {
+
+[[noreturn]] void refuse_streams() {
+  TORCH_CHECK(false, "[comm] this build of Sherd has no CUDA: put nvcc on PATH and build again");
+}
+
+}  // namespace
+
+c10::Stream communication_stream(c10::Device, bool) {
+  refuse_streams();
+}
+
+c10::Stream current_stream(c10::Device) {
+  refuse_streams();
+}
+
+std::shared_ptr<Work::State> stream_work(
+    c10::Stream, std::string, std::shared_ptr<StreamWatch>, std::chrono::milliseconds) {
+  refuse_streams();
+}
+
+// Nothing makes one here, but a shared pointer to it must know how it ends.
+StreamWatch::~StreamWatch() = default;
+
+StreamScope::StreamScope(Communicator::OnStream, c10::Stream own) : stream_(own), previous_(own) {
+  refuse_streams();
+}
+StreamScope::~StreamScope() = default;
+
+}  // namespace sherd

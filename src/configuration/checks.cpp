@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "configuration/checks.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "configuration/byte_size.h"
+#include "configuration/to_toml.h"
+#include "sherd/plan/placement.h"
+
+namespace sherd {
+namespace {
+
+std::string is(const char* name, int64_t value) {
+  return std::string(name) + " = " + std::to_string(value);
+}
+
+bool has_experts(const ModelSection& model) {
+  return model.kind == "moe" ||
+         (model.kind == "hybrid" && model.pattern.find('E') != std::string::npos);
+}
+
+/// require(condition, problem).
+template <class Require>
+void check_model(const ModelSection& model, const Require& require) {
+  const auto divides = [&](const char* name, int64_t part, const char* of, int64_t whole) {
+    require(whole % part == 0, is(name, part) + ": it must divide " + is(of, whole));
+  };
+  if (model.from) {
+    require(
+        model.kind == "llama",
+        "model.kind = " + to_toml(model.kind) + ": only a llama can be taken from a folder");
+    return;
+  }
+  divides("model.heads", model.heads, "model.dim", model.dim);
+  require(
+      model.dim % model.heads != 0 || model.dim / model.heads % 2 == 0,
+      is("model.heads", model.heads) +
+          ": a head's width, dim / heads, must be even for rotary positions; it is " +
+          std::to_string(model.dim / model.heads));
+  if (model.kv_heads != 0) divides("model.kv_heads", model.kv_heads, "model.heads", model.heads);
+  if (model.kind == "moe" || model.kind == "hybrid") {
+    require(
+        model.top_k <= model.experts, is("model.top_k", model.top_k) + ": it must be at most " +
+                                          is("model.experts", model.experts));
+  }
+  const int64_t width = model.expert_ffn > 0 ? model.expert_ffn : model.ffn;
+  if (has_experts(model)) {
+    for (const auto& [name, size] :
+         {std::pair("model.dim", model.dim),
+          {model.expert_ffn > 0 ? "model.expert_ffn" : "model.ffn", width}}) {
+      require(size % 8 == 0, is(name, size) + ": with experts it must be a multiple of 8");
+    }
+  }
+  if (model.kind == "hybrid") {
+    require(
+        !model.pattern.empty() && model.pattern.find_first_not_of("M*-E") == std::string::npos,
+        "model.pattern = " + to_toml(model.pattern) +
+            ": it must be letters out of M (Mamba-2), * (attention), - (feed-forward), E "
+            "(experts)");
+    divides("model.ssm_head_dim", model.ssm_head_dim, "2 model.dim", 2 * model.dim);
+    divides(
+        "model.ssm_groups", model.ssm_groups, "Mamba-2's heads, 2 dim / ssm_head_dim",
+        2 * model.dim / model.ssm_head_dim);
+  }
+  if (model.kind == "vlm") {
+    divides("model.patch", model.patch, "model.image_size", model.image_size);
+    divides("model.vision_heads", model.vision_heads, "model.vision_dim", model.vision_dim);
+    require(
+        model.image_token < model.vocab, is("model.image_token", model.image_token) +
+                                             ": it must be below " +
+                                             is("model.vocab", model.vocab));
+  }
+}
+
+}  // namespace
+
+void check_together(const Configuration& all, std::vector<std::string>& problems) {
+  const auto require = [&](bool fine, const std::string& text) {
+    if (!fine) problems.push_back(text);
+  };
+  const auto& model = all.model;
+  const auto& data = all.data;
+  const auto& precision = all.precision;
+  const auto& optim = all.optim;
+  const auto& train = all.train;
+  const auto& device = all.device;
+  check_model(model, require);
+  require(
+      data.tokens.has_value() != data.text.has_value(),
+      data.tokens
+          ? "data.text = " + to_toml(data.text) + ": give data.tokens or data.text, not both"
+          : "data: give data.tokens = \"file.bin\" or data.text = \"file.txt\"");
+  const auto images = [&](const char* key, const auto& value, bool wanted) {
+    require(
+        !value || model.kind == "vlm",
+        std::string(key) + " = " + to_toml(value) + ": only a model of kind \"vlm\" sees images");
+    require(
+        value || !wanted || model.kind != "vlm",
+        std::string(key) + ": a model of kind \"vlm\" needs it");
+  };
+  images("data.images", data.images, true);
+  images("data.validation_images", data.validation_images, data.validation.has_value());
+  require(
+      device.emulate == 0 || device.ranks == 1, is("device.emulate", device.emulate) +
+                                                    ": an emulated world has one process, but " +
+                                                    is("device.ranks", device.ranks));
+  require(
+      !device.network || device.emulate > 0,
+      "device.network = " + to_toml(device.network) +
+          ": a network is described for emulated ranks; give device.emulate, too");
+  const auto& budget = all.memory.budget;
+  if (!budget.empty() && budget != "auto") {
+    require(
+        parse_bytes(budget).has_value(),
+        "memory.budget = " + to_toml(budget) +
+            ": it must be a number and a unit, such as \"64GiB\" or \"80GB\", \"auto\", or \"\"");
+  }
+  require(
+      !all.memory.symmetric || all.memory.kind == "planned",
+      "memory.symmetric = true: memory that is registered has one address; set memory.kind = "
+      "\"planned\"");
+  try {
+    const auto inner = strategy_from(all.shard.strategy);
+    Placement(
+        inner, all.shard.outer > 1 ? strategy_from(all.shard.outer_strategy) : Strategy::no_shard);
+  } catch (const std::invalid_argument& error) {
+    problems.push_back(
+        "shard.outer_strategy = " + to_toml(all.shard.outer_strategy) + ": " + error.what());
+  }
+  const bool parts = precision.compute || precision.main || precision.gradient || precision.reduce;
+  require(
+      !precision.recipe || !parts,
+      "precision.recipe = " + to_toml(precision.recipe) +
+          ": a recipe sets compute, main, gradient and reduce; remove those keys, or the recipe");
+  require(
+      optim.warmup <= train.steps,
+      is("optim.warmup", optim.warmup) + ": it must be at most " + is("train.steps", train.steps));
+  require(
+      train.watch != "ranks" || all.memory.kind == "planned",
+      "train.watch = \"ranks\": gradients are looked at where they are before the reduction; set "
+      "memory.kind = \"planned\"");
+  require(
+      train.validate_every == 0 || data.validation.has_value(),
+      is("train.validate_every", train.validate_every) +
+          ": there is nothing to validate with; give data.validation");
+}
+
+}  // namespace sherd

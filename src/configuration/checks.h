@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sherd/configuration/configuration.h"
+
+namespace sherd {
+
+/// What no key can know alone: adds a line for each problem.
+void check_together(const Configuration& all, std::vector<std::string>& problems);
+
+}  // namespace sherd

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "configuration/optimizer.h"
+
+namespace sherd {
+
+AdamWOptions optimizer_of(const Configuration& configuration, const LanguageModel& model) {
+  const auto& optim = configuration.optim;
+  AdamWOptions options;
+  options.rate = optim.lr;
+  options.beta1 = optim.betas[0];
+  options.beta2 = optim.betas[1];
+  options.epsilon = optim.eps;
+  options.decay = optim.weight_decay;
+  options.max_norm = optim.clip.value_or(0);
+  for (const auto& item : model.named_parameters()) {
+    if (optim.decay == "matrices" && item.value().dim() < 2)
+      options.rules.push_back({.match = item.key(), .decay = 0});
+  }
+  const auto& precision = configuration.precision;
+  if (precision.recipe == "fp16" || precision.compute == "fp16") options.scaling = LossScaling{};
+  return options;
+}
+
+}  // namespace sherd

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "configuration/setup.h"
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "sherd/configuration/network_file.h"
+#include "sherd/models/hybrid.h"
+#include "sherd/models/llama.h"
+#include "sherd/models/moe.h"
+#include "sherd/models/vlm.h"
+#include "sherd/shard/fully_shard.h"
+#include "sherd/shard/initialise.h"
+
+namespace sherd {
+namespace {
+
+std::optional<c10::ScalarType> dtype_of(const std::optional<std::string>& word) {
+  if (!word) return std::nullopt;
+  return *word == "bf16" ? c10::kBFloat16 : *word == "fp16" ? c10::kHalf : c10::kFloat;
+}
+
+Precision precision_of(const PrecisionSection& section) {
+  if (section.recipe) return Precision::recipe(*section.recipe);
+  Precision precision;
+  precision.compute = dtype_of(section.compute);
+  precision.main = dtype_of(section.main);
+  precision.gradient = dtype_of(section.gradient);
+  precision.reduce = dtype_of(section.reduce);
+  return precision;
+}
+
+/// Two thirds of four times the width, rounded up to 64: as much as an ungated layer would have.
+int64_t usual_ffn(int64_t dim) {
+  return (8 * dim / 3 + 63) / 64 * 64;
+}
+
+Recompute recompute_of(const std::string& word) {
+  return word == "full"        ? Recompute::full
+         : word == "selective" ? Recompute::selective
+                               : Recompute::none;
+}
+
+LlamaOptions llama_of(const ModelSection& model, const TrainSection& train) {
+  LlamaOptions options = model.from ? read_llama_options(*model.from) : LlamaOptions();
+  options.recompute = recompute_of(train.recompute);
+  options.recompute_layers = train.recompute_layers;
+  if (model.from) return options;
+  options.vocab = model.vocab;
+  options.dim = model.dim;
+  options.layers = model.layers;
+  options.heads = model.heads;
+  options.kv_heads = model.kv_heads;
+  options.head_dim = model.dim / model.heads;
+  options.ffn = model.ffn;
+  options.rope_theta = model.rope_theta;
+  options.norm_eps = model.norm_eps;
+  options.tie_embeddings = model.tie_embeddings;
+  options.init_std = model.init_std;
+  return options;
+}
+
+ExpertOptions experts_of(const ModelSection& model) {
+  return {
+      .count = model.experts,
+      .top_k = model.top_k,
+      .ffn = model.expert_ffn,
+      .shared_ffn = model.shared_ffn,
+      .balance = model.balance};
+}
+
+MambaOptions mamba_of(const ModelSection& model) {
+  return {
+      .state = model.ssm_state,
+      .head_dim = model.ssm_head_dim,
+      .groups = model.ssm_groups,
+      .chunk = model.ssm_chunk};
+}
+
+VisionOptions vision_of(const ModelSection& model) {
+  return {
+      .image_size = model.image_size,
+      .patch = model.patch,
+      .dim = model.vision_dim,
+      .layers = model.vision_layers,
+      .heads = model.vision_heads,
+      .ffn = usual_ffn(model.vision_dim)};
+}
+
+std::shared_ptr<LanguageModel> make_model(const ModelSection& model, const TrainSection& train) {
+  const auto base = llama_of(model, train);
+  if (model.kind == "moe") return make_moe({base, experts_of(model)});
+  if (model.kind == "hybrid") {
+    return make_hybrid({base, experts_of(model), mamba_of(model), model.pattern});
+  }
+  if (model.kind == "vlm") return make_vlm({base, vision_of(model)});
+  return make_llama(base);
+}
+
+Dataset dataset_of(
+    const Configuration& configuration,
+    const std::string& path,
+    const std::optional<std::string>& images) {
+  const auto& [model, data] = std::tie(configuration.model, configuration.data);
+  const auto kind = data.text                ? TokenFile::Kind::bytes
+                    : data.dtype == "uint16" ? TokenFile::Kind::uint16
+                                             : TokenFile::Kind::uint32;
+  auto tokens = std::make_unique<TokenFile>(path, kind);
+  std::unique_ptr<ImageFile> seen;
+  if (images) {
+    const ImageFile::Options options{
+        model.image_size, vision_of(model).patches(), model.image_token};
+    seen = std::make_unique<ImageFile>(*images, *tokens, options);
+  }
+  return Dataset(std::move(tokens), std::move(seen), data.seq, model.vocab);
+}
+
+World emulated_world(const Configuration& configuration, const World& alone) {
+  const auto& device = configuration.device;
+  TORCH_CHECK_VALUE(
+      alone.size() == 1, "[train] device.emulate = ", device.emulate, " and ", alone.size(),
+      " ranks: an emulated world has one process; start it alone");
+  Emulation emulation{.size = device.emulate, .device = alone.device()};
+  if (device.network) {
+    emulation.network =
+        network_of(read_network(*device.network), axes_of(configuration.shard, device.emulate));
+  }
+  return World::emulated(emulation);
+}
+
+}  // namespace
+
+c10::ScalarType compute_dtype_of(const PrecisionSection& section) {
+  const auto precision = precision_of(section);
+  return precision.autocast.value_or(precision.compute.value_or(c10::kFloat));
+}
+
+std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuration) {
+  if (configuration.train.export_dtype) return dtype_of(configuration.train.export_dtype);
+  return precision_of(configuration.precision).compute;
+}
+
+c10::ScalarType saved_dtype_of(const Configuration& configuration) {
+  const auto main = precision_of(configuration.precision).main.value_or(c10::kFloat);
+  return export_dtype_of(configuration).value_or(main);
+}
+
+World world_of(const Configuration& configuration) {
+  const auto& device = configuration.device;
+  WorldOptions options;
+  if (device.kind == "cpu") options.backend = Backend::mpi;
+  if (device.kind == "cuda") options.backend = Backend::nccl;
+  const auto milliseconds = [](double seconds) {
+    return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
+  };
+  options.start_timeout = milliseconds(device.start_limit);
+  options.operation_timeout = milliseconds(device.operation_limit);
+  const auto world = World::from_environment(options);
+  return device.emulate > 0 ? emulated_world(configuration, world) : world;
+}
+
+std::vector<std::pair<std::string, int64_t>> axes_of(const ShardSection& shard, int64_t ranks) {
+  TORCH_CHECK_VALUE(
+      ranks % shard.outer == 0, "[train] shard.outer = ", shard.outer,
+      ": it must divide the ranks of this run, of which there are ", ranks);
+  if (shard.outer == 1) return {{"dp", ranks}};
+  return {{"dp_outer", shard.outer}, {"dp", ranks / shard.outer}};
+}
+
+Mesh mesh_of(const ShardSection& shard, const World& world) {
+  std::vector<Axis> axes;
+  for (const auto& [name, size] : axes_of(shard, world.size())) axes.push_back({name, size});
+  return Mesh(world, axes);
+}
+
+std::string strategy_of(const Configuration& configuration, int64_t ranks) {
+  // What is registered with NCCL are buffers of gathers.
+  const bool alone = ranks == 1 && !configuration.memory.symmetric;
+  return alone ? "no_shard" : configuration.shard.strategy;
+}
+
+ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh) {
+  const auto& shard = configuration.shard;
+  const auto inner = strategy_from(strategy_of(configuration, mesh.world().size()));
+  ShardOptions options;
+  options.mesh = mesh;
+  options.placement =
+      shard.outer == 1 ? Placement(inner) : Placement(inner, strategy_from(shard.outer_strategy));
+  options.precision = precision_of(configuration.precision);
+  options.prefetch_depth = shard.prefetch;
+  options.memory = configuration.memory.kind == "eager" ? MemoryKind::eager : MemoryKind::planned;
+  options.symmetric = configuration.memory.symmetric;
+  options.loss = configuration.train.loss == "per_token" ? Loss::per_token : Loss::mean;
+  return options;
+}
+
+std::shared_ptr<LanguageModel> sharded_model_of(
+    const Configuration& configuration, const Mesh& mesh) {
+  const auto make = [&] {
+    const MetaDevice meta;
+    return make_model(configuration.model, configuration.train);
+  };
+  auto model = make();
+  // Where there are several ranks, they check it when they load it, each what it reads.
+  const bool alone = mesh.world().size() == 1 || mesh.world().launcher() == Launcher::emulated;
+  if (configuration.model.from && alone) check_llama(*model, *configuration.model.from);
+  const auto options = shard_options_of(configuration, mesh);
+  const auto units = model->units();
+  for (size_t i = 0; i < units.size(); ++i) {
+    auto mine = options;
+    mine.keep_gathered =
+        std::ssize(units) - static_cast<int64_t>(i) <= configuration.shard.keep_gathered;
+    fully_shard(units[i], mine);
+  }
+  fully_shard(std::shared_ptr<torch::nn::Module>(model), options);
+  micro_batches(*model, configuration.data.micro_batches);
+  return model;
+}
+
+std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh) {
+  auto model = sharded_model_of(configuration, mesh);
+  const auto values = [&](const std::string& name, at::IntArrayRef shape) {
+    return model->initial_values(name, shape);
+  };
+  initialise(*model, {.seed = static_cast<uint64_t>(configuration.train.seed), .values = values});
+  if (configuration.model.from) load_llama(*model, *configuration.model.from);
+  return model;
+}
+
+ModelSection resolved(ModelSection model) {
+  if (model.from) {
+    const auto options = read_llama_options(*model.from);
+    model.dim = options.dim;
+    model.layers = options.layers;
+    model.heads = options.heads;
+    model.kv_heads = options.kv_heads;
+    model.ffn = options.ffn;
+    model.vocab = options.vocab;
+    model.rope_theta = options.rope_theta;
+    model.norm_eps = options.norm_eps;
+    model.tie_embeddings = options.tie_embeddings;
+    model.init_std = options.init_std;
+    return model;
+  }
+  if (model.kv_heads == 0) model.kv_heads = model.heads;
+  if (model.ffn == 0) model.ffn = usual_ffn(model.dim);
+  if (model.expert_ffn == 0) model.expert_ffn = model.ffn;
+  return model;
+}
+
+Dataset training_data_of(const Configuration& configuration) {
+  const auto& data = configuration.data;
+  return dataset_of(configuration, data.text ? *data.text : *data.tokens, data.images);
+}
+
+std::optional<Dataset> validation_data_of(const Configuration& configuration) {
+  const auto& data = configuration.data;
+  if (!data.validation) return std::nullopt;
+  return dataset_of(configuration, *data.validation, data.validation_images);
+}
+
+}  // namespace sherd

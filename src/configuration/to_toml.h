@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+// Values as a configuration has them.
+namespace sherd {
+
+std::string join(const std::vector<std::string>& words, const char* between);
+std::string quoted(const std::string& text);
+/// As short as reads the same again.
+std::string number(double value);
+
+std::string to_toml(int64_t value);
+std::string to_toml(bool value);
+std::string to_toml(double value);
+std::string to_toml(const std::string& value);
+std::string to_toml(const std::vector<double>& values);
+/// Nothing where there is none.
+template <class T>
+std::string to_toml(const std::optional<T>& value) {
+  return value ? to_toml(*value) : "";
+}
+
+}  // namespace sherd

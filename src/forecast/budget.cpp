@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "forecast/budget.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "configuration/byte_size.h"
+#include "forecast/device_constants.h"
+#include "forecast/rehearsal.h"
+#include "forecast/run_costs.h"
+#include "sherd/comm/device_memory.h"
+
+namespace sherd {
+namespace {
+
+// Note [How a budget is spent]
+// What can be chosen is the same for every budget: each way to recompute the first layers, each
+// prefetch depth, each number of units that stay gathered. All choices stand in one fixed order,
+// shortest step first, and the first that fits is taken. So of two budgets the smaller one gets no
+// shorter step, and either the same choice or one that takes less than what no longer fits.
+//
+// Activations depend on what is recomputed, the arena on the rest. So a program is built for each
+// depth and number of kept units, and a few passes are rehearsed for each way to recompute. With
+// one program and one way the step only gets longer with the layers: the fewest that fit come
+// first.
+
+// Note [Activations between two rehearsals]
+// Let a pass recompute its first k layers, others their first a < k and b > k. It has its peak in
+// one of its first k layers, where it takes as much as that with b, or after them, where it takes
+// less than that with a by what layers a to k - 1 keep no more. The larger of the two is enough.
+
+constexpr int64_t kDeepest = 4;
+constexpr int64_t kSymmetricPage = 2 * kMiB;  ///< symmetric memory comes in whole ones
+
+/// What stays gathered and what is fetched ahead, and what it leads to.
+struct Schedule {
+  int64_t depth = 0;
+  int64_t keep = 0;
+  Program program;
+  int64_t arena = 0;
+};
+
+/// A way to recompute.
+struct Way {
+  const char* mode;
+  int64_t layers = 0;  ///< the first so many
+  int64_t activations = 0;
+  Costs costs{};
+};
+
+/// A choice, and what it leads to.
+struct Choice {
+  Configuration configuration;
+  int64_t bytes = 0;
+  double seconds = 0;
+};
+
+/// Its place among all choices. Of equally long steps, one that fetches ahead comes first, then
+/// that which recomputes least, then that which takes least. Where nobody knows what transfers
+/// take, to wait for each is the last resort.
+auto place_of(const Choice& choice, bool network_known) {
+  const auto& [train, shard] = std::tie(choice.configuration.train, choice.configuration.shard);
+  const bool waits = shard.prefetch == 0;
+  const int mode = train.recompute == "none" ? 0 : train.recompute == "selective" ? 1 : 2;
+  const auto nanoseconds = std::llround(choice.seconds * 1e9);  // what is less is rounding
+  return std::tuple(
+      waits && !network_known, nanoseconds, waits, mode, train.recompute_layers, choice.bytes);
+}
+
+std::vector<size_t> layers_of(const Program& program) {
+  std::vector<size_t> layers;
+  for (size_t i = 0; i < program.units().size(); ++i) {
+    if (program.units()[i].name.rfind("layer", 0) == 0) layers.push_back(i);
+  }
+  return layers;
+}
+
+class Search {
+ public:
+  Search(const Configuration& wanted, int64_t ranks, const PlanOptions& options)
+      : wanted_(wanted), ranks_(ranks), options_(options), network_known_(options.network) {
+    target_ = target_of(wanted, options);
+    // Without a network or a device's speed, operations alone tell what is longer.
+    if (!options_.times && (!options_.network || options_.network->device.tflops == 0)) {
+      if (!options_.network) options_.network.emplace();
+      options_.network->device.tflops = 1;
+    }
+  }
+
+  int64_t bytes_of(const Configuration& configuration) const {
+    return planned_ledger(rehearse(configuration), target_, ranks_).planned();
+  }
+
+  std::optional<Configuration> best(int64_t budget) const {
+    const auto plain = rehearse(with("none", 0));
+    const int64_t rest =
+        planned_ledger(plain, target_, ranks_).planned() - plain.activations - plain.bytes.arena;
+    std::vector<std::vector<Way>> modes{{way("none", 0, plain.activations, plain)}};
+    for (const char* mode : {"selective", "full"}) modes.push_back(ways_of(mode, plain));
+    int64_t least = plain.activations;
+    for (const auto& ways : modes) {
+      for (const auto& one : ways) least = std::min(least, one.activations);
+    }
+    std::vector<Choice> choices;
+    for (const auto& schedule : schedules_of(plain.program, budget - rest - least)) {
+      for (const auto& ways : modes) {
+        const auto bytes = [&](const Way& one) { return rest + schedule.arena + one.activations; };
+        const auto found = std::find_if(
+            ways.begin(), ways.end(), [&](const Way& one) { return bytes(one) <= budget; });
+        if (found == ways.end()) continue;
+        auto chosen = with(found->mode, found->layers);
+        chosen.shard.prefetch = schedule.depth;
+        chosen.shard.keep_gathered = schedule.keep;
+        choices.push_back(
+            {std::move(chosen), bytes(*found), price(schedule.program, found->costs).seconds});
+      }
+    }
+    std::stable_sort(choices.begin(), choices.end(), [&](const Choice& one, const Choice& other) {
+      return place_of(one, network_known_) < place_of(other, network_known_);
+    });
+    // The first does, unless a layer keeps something that its unit is not counted with.
+    for (auto& one : choices) {
+      if (bytes_of(one.configuration) <= budget) return std::move(one.configuration);
+    }
+    return std::nullopt;
+  }
+
+  /// Everything recomputed, nothing ahead.
+  int64_t smallest(int64_t ranks, const std::string& strategy) const {
+    auto tried = with("full", 0);
+    tried.shard.prefetch = 0;
+    tried.shard.strategy = strategy;
+    return Search(wanted_, ranks, options_).bytes_of(tried);
+  }
+
+  /// What would fit instead.
+  std::string remedy(int64_t budget) const {
+    const std::string strongest = "optim_grads_params";
+    const int64_t least = smallest(ranks_, wanted_.shard.strategy);
+    std::string text = c10::str(
+        "the least that this model takes on ", ranks_, ranks_ == 1 ? " rank" : " ranks", " is ",
+        byte_text(least), ", with full recompute and no prefetch.");
+    if (wanted_.shard.strategy != strongest && ranks_ > 1) {
+      const int64_t sharded = smallest(ranks_, strongest);
+      text += c10::str(
+          " With shard.strategy = \"", strongest, "\" it is ", byte_text(sharded),
+          sharded <= budget ? ", which fits." : ".");
+      if (sharded <= budget) return text;
+    }
+    for (int64_t ranks = 2 * ranks_; ranks <= 64 * ranks_ && ranks <= 65536; ranks *= 2) {
+      const int64_t more = smallest(ranks, strongest);
+      if (more > budget) continue;
+      return text + c10::str(
+                        " It fits on ", ranks, " ranks with shard.strategy = \"", strongest, "\" (",
+                        byte_text(more), ").");
+    }
+    return text +
+           " RebuildHints ranks alone do not help: a shorter data.seq or a smaller data.batch "
+           "would.";
+  }
+
+ private:
+  Rehearsal rehearse(const Configuration& configuration) const {
+    return dry_run(configuration, ranks_, target_);
+  }
+
+  Configuration with(const char* mode, int64_t layers) const {
+    auto result = wanted_;
+    result.train.recompute = mode;
+    result.train.recompute_layers = layers;
+    result.shard.prefetch = 1;
+    result.shard.keep_gathered = 0;
+    return result;
+  }
+
+  Way way(const char* mode, int64_t layers, int64_t activations, const Rehearsal& plain) const {
+    return {mode, layers, activations, costs_of(with(mode, layers), plain, ranks_, options_).costs};
+  }
+
+  /// By the number of layers, from one on: see Note [Activations between two rehearsals].
+  std::vector<Way> ways_of(const char* mode, const Rehearsal& plain) const {
+    const auto layers = layers_of(plain.program);
+    const int64_t all = std::ssize(layers);
+    std::vector<Way> ways;
+    std::optional<Rehearsal> before;
+    for (const int64_t last : std::set<int64_t>{1, all / 4, all / 2, 3 * all / 4, all - 1, all}) {
+      if (last < 1) continue;
+      auto now = rehearse(with(mode, last));
+      int64_t less = 0;
+      for (int64_t count = std::ssize(ways) + 1; count < last; ++count) {
+        const size_t unit = layers[static_cast<size_t>(count - 1)];
+        less += before->kept[unit] - now.kept[unit];
+        const int64_t most = std::max(now.activations, before->activations - less);
+        ways.push_back(way(mode, count, most, plain));
+      }
+      ways.push_back(way(mode, last, now.activations, plain));
+      before = std::move(now);
+    }
+    return ways;
+  }
+
+  /// But for those whose arena must be larger than `room`: kept units are there all at once. The
+  /// model's own unit comes last and is never kept.
+  std::vector<Schedule> schedules_of(const Program& plain, int64_t room) const {
+    const int64_t all = std::ssize(plain.units()) - 1;
+    std::set<int64_t> keeps{0, all};
+    for (int64_t keep = 1; keep < all; keep *= 2) keeps.insert(keep);
+    std::erase_if(keeps, [&](int64_t keep) {
+      int64_t kept = 0;
+      for (int64_t i = all - keep; i < all; ++i) {
+        const int32_t slot = plain.place(static_cast<int32_t>(i)).parameters;
+        if (slot != kNone) kept += plain.slots()[static_cast<size_t>(slot)].bytes;
+      }
+      return kept > room;
+    });
+    std::vector<Schedule> result;
+    for (int64_t depth = 0; depth <= kDeepest; ++depth) {
+      for (const int64_t keep : keeps) {
+        auto units = plain.units();
+        for (int64_t i = 0; i < all; ++i) {
+          units[static_cast<size_t>(i)].keep_gathered = all - i <= keep;
+        }
+        auto options = plain.options();
+        options.prefetch_depth = depth;
+        auto program = Program::build(std::move(units), plain.order(), options);
+        const int64_t page = wanted_.memory.symmetric ? kSymmetricPage : 1;
+        const int64_t arena = (program.bytes().arena + page - 1) / page * page;
+        result.push_back({depth, keep, std::move(program), arena});
+      }
+    }
+    return result;
+  }
+
+  Configuration wanted_;
+  int64_t ranks_;
+  PlanOptions options_;
+  bool network_known_;
+  c10::DeviceType target_{};
+};
+
+int64_t budget_of(const Configuration& configuration, const PlanOptions& options) {
+  const auto& text = configuration.memory.budget;
+  if (text != "auto") return bytes_from(text);
+  if (options.free_memory > 0) return options.free_memory;
+  if (options.network && options.network->device.memory > 0) return options.network->device.memory;
+  const auto memory = target_of(configuration, options) == c10::DeviceType::CUDA
+                          ? device_memory(c10::Device(c10::kCUDA, 0))
+                          : std::nullopt;
+  TORCH_CHECK_VALUE(
+      memory,
+      "[train.budget] memory.budget = \"auto\" is what a GPU has free, and there is none "
+      "here: give a number such as \"64GiB\", or a network file that says device.memory");
+  return memory->total - memory->used;
+}
+
+/// The largest value that fits, at least `least`, which does.
+template <class Fits>
+int64_t largest(int64_t least, Fits fits) {
+  int64_t high = least;
+  while (high < (int64_t{1} << 24) && fits(2 * high)) high *= 2;
+  int64_t low = high;
+  high *= 2;
+  while (high - low > std::max<int64_t>(1, low / 64)) {
+    const int64_t middle = (low + high) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace
+
+Configuration within_budget(
+    const Configuration& configuration, int64_t ranks, const PlanOptions& options) {
+  const int64_t budget = budget_of(configuration, options);
+  const Search search(configuration, ranks, options);
+  auto best = search.best(budget);
+  TORCH_CHECK_VALUE(
+      best, "[train.budget] memory.budget = \"", configuration.memory.budget, "\" (",
+      byte_text(budget), ") is too small: ", search.remedy(budget));
+  best->memory.budget = exact_byte_text(budget);
+  return *best;
+}
+
+Room room_in_budget(const Configuration& configuration, int64_t ranks, const PlanOptions& options) {
+  const int64_t budget = budget_of(configuration, options);
+  const Search search(configuration, ranks, options);
+  const auto fits = [&](auto change, int64_t value) {
+    auto tried = configuration;
+    change(tried, value);
+    return search.bytes_of(tried) <= budget;
+  };
+  Room room;
+  room.batch = largest(configuration.data.batch, [&](int64_t batch) {
+    return fits([](Configuration& tried, int64_t value) { tried.data.batch = value; }, batch);
+  });
+  room.seq = largest(configuration.data.seq, [&](int64_t seq) {
+    return fits([](Configuration& tried, int64_t value) { tried.data.seq = value; }, seq);
+  });
+  return room;
+}
+
+}  // namespace sherd

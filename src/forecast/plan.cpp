@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sherd/forecast/plan.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "configuration/byte_size.h"
+#include "configuration/setup.h"
+#include "files/parse_json.h"
+#include "forecast/budget.h"
+#include "forecast/device_constants.h"
+#include "forecast/rehearsal.h"
+#include "forecast/run_costs.h"
+
+namespace sherd {
+namespace {
+
+int64_t ranks_of(const Configuration& configuration, const PlanOptions& options) {
+  if (options.ranks > 0) return options.ranks;
+  return std::max(configuration.device.emulate, configuration.device.ranks);
+}
+
+std::vector<AxisTraffic> traffic_of_step(const Program& program, const Network& network) {
+  std::map<std::pair<std::string, Collective>, AxisTraffic> rows;
+  const auto add = [&](const Section& section) {
+    for (const auto& one : section.instructions) {
+      const bool gathers = one.action == Action::gather || one.action == Action::refresh;
+      if (one.axis == AxisKind::none || (!gathers && one.action != Action::reduce)) continue;
+      const auto& group =
+          program.units()[static_cast<size_t>(one.unit)].groups[static_cast<size_t>(one.group)];
+      const bool outer = one.axis == AxisKind::outer;
+      const auto& axis = outer ? group.axes.outer : group.axes.inner;
+      const int64_t size = outer ? group.axis_sizes.outer : group.axis_sizes.inner;
+      const auto collective = gathers       ? Collective::all_gather
+                              : one.scatter ? Collective::reduce_scatter
+                                            : Collective::all_reduce;
+      auto& row = rows[{axis, collective}];
+      row.axis = axis;
+      row.collective = to_text(collective);
+      ++row.calls;
+      row.bytes += one.bytes;
+      row.wire += wire_bytes(collective, one.bytes, size);
+      row.seconds += seconds(network.link(axis), collective, one.bytes, size);
+    }
+  };
+  const int64_t passes = program.options().micro_batches;
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    add(program.forward({.changed = pass == 0}));
+    add(program.backward({.first = pass == 0, .last = pass + 1 == passes, .kept = true}));
+  }
+  std::vector<AxisTraffic> result;
+  for (auto& [key, row] : rows) result.push_back(std::move(row));
+  return result;
+}
+
+std::string count_text(int64_t parameters) {
+  const auto value = static_cast<double>(parameters);
+  std::ostringstream out;
+  out.precision(3);
+  if (value >= 1e9) {
+    out << value / 1e9 << " B parameters";
+  } else if (value >= 1e6) {
+    out << value / 1e6 << " M parameters";
+  } else {
+    out << parameters << " parameters";
+  }
+  return out.str();
+}
+
+std::vector<std::pair<std::string, std::string>> facts_of(
+    const Configuration& configuration, int64_t ranks) {
+  const auto& [model, data] = std::tie(configuration.model, configuration.data);
+  const auto& [shard, train] = std::tie(configuration.shard, configuration.train);
+  const auto& precision = configuration.precision;
+  std::vector<std::pair<std::string, std::string>> facts{
+      {"model",
+       c10::str(
+           model.kind, ", dim ", model.dim, ", ", model.layers, " layers, vocab ", model.vocab)},
+      {"ranks", c10::str(ranks)},
+      {"strategy", strategy_of(configuration, ranks)},
+      {"precision", precision.recipe.value_or(precision.compute.value_or("fp32"))},
+      {"sequence", c10::str(data.seq)},
+      {"batch", c10::str(data.batch, " x ", data.micro_batches, " micro-batches per rank")},
+      {"recompute", train.recompute_layers > 0 && train.recompute != "none"
+                        ? c10::str(train.recompute, ", ", train.recompute_layers, " layers")
+                        : train.recompute},
+      {"prefetch", c10::str(shard.prefetch)},
+      {"kept gathered", c10::str(shard.keep_gathered)},
+      {"memory", configuration.memory.kind}};
+  if (shard.outer > 1) {
+    facts.insert(
+        facts.begin() + 3,
+        {"outer", c10::str(shard.outer, " groups, ", shard.outer_strategy, " between them")});
+  }
+  return facts;
+}
+
+WorldPlan in_short(const RunPlan& plan) {
+  WorldPlan result;
+  result.ranks = plan.ranks;
+  result.bytes = plan.ledger.planned();
+  result.tokens_per_second = plan.tokens_per_second;
+  if (plan.timeline) {
+    result.seconds = plan.timeline->seconds;
+    result.exposed = plan.timeline->exposed_total();
+  }
+  return result;
+}
+
+RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOptions& options) {
+  const auto target = target_of(configuration, options);
+  auto rehearsal = dry_run(configuration, ranks, target);
+  const auto costs = costs_of(configuration, rehearsal, ranks, options);
+  RunPlan plan{.program = std::move(rehearsal.program)};
+  plan.configuration = configuration;
+  plan.ranks = ranks;
+  plan.device = target == c10::DeviceType::CUDA ? "cuda" : "cpu";
+  plan.title = c10::str(
+      configuration.model.kind, ", ", count_text(rehearsal.parameters), ", ", ranks,
+      ranks == 1 ? " rank" : " ranks");
+  plan.facts = facts_of(configuration, ranks);
+  plan.ledger = planned_ledger(rehearsal, target, ranks);
+  plan.kept = rehearsal.kept;
+  plan.traffic = traffic_of_step(plan.program, costs.costs.network);
+  plan.times_from = costs.from;
+  if (costs.from.empty()) return plan;
+  plan.times = costs.costs.units;
+  plan.timeline = price(plan.program, costs.costs);
+  const auto tokens = static_cast<double>(
+      configuration.data.batch * configuration.data.micro_batches * configuration.data.seq);
+  plan.tokens_per_second = tokens / plan.timeline->seconds;
+  return plan;
+}
+
+}  // namespace
+
+RunPlan plan_run(const Configuration& configuration, const PlanOptions& options) {
+  auto wanted = configuration;
+  wanted.model = resolved(wanted.model);
+  const int64_t ranks = ranks_of(wanted, options);
+  const bool limited = !wanted.memory.budget.empty();
+  if (limited) wanted = within_budget(wanted, ranks, options);
+  auto plan = plan_one(wanted, ranks, options);
+  if (limited) {
+    const auto room = room_in_budget(wanted, ranks, options);
+    plan.facts.emplace_back("budget", wanted.memory.budget);
+    plan.facts.emplace_back("largest batch that fits", c10::str(room.batch));
+    plan.facts.emplace_back("longest sequence that fits", c10::str(room.seq));
+  }
+  for (const int64_t other : options.worlds) {
+    plan.worlds.push_back(
+        other == ranks ? in_short(plan) : in_short(plan_one(wanted, other, options)));
+  }
+  return plan;
+}
+
+UnitTimes read_unit_times(const std::string& path) {
+  TORCH_CHECK_VALUE(std::ifstream(path), "[train.plan] ", path, ": it can't be read");
+  const auto json = read_json<nlohmann::json>(path).value;
+  const auto number = [](const nlohmann::json& of, const char* key) {
+    return of.is_object() && of.contains(key) && of[key].is_number() && of[key].get<double>() >= 0;
+  };
+  TORCH_CHECK_VALUE(
+      number(json, "update") && json.contains("units") && json["units"].is_array(), "[train.plan] ",
+      path,
+      ": no file of unit times, which has \"update\" and \"units\"; sherd rehearse writes one");
+  UnitTimes times;
+  times.update = json["update"].get<double>();
+  for (const auto& one : json["units"]) {
+    TORCH_CHECK_VALUE(
+        number(one, "forward") && number(one, "backward") && one.contains("name") &&
+            one["name"].is_string(),
+        "[train.plan] ", path,
+        ": a unit needs \"name\", and \"forward\" and \"backward\" in "
+        "seconds, at least 0: ",
+        one.dump());
+    times.units.emplace_back(
+        one["name"].get<std::string>(),
+        UnitTime{one["forward"].get<double>(), one["backward"].get<double>()});
+  }
+  return times;
+}
+
+std::string to_json(const UnitTimes& times) {
+  nlohmann::ordered_json json{{"update", times.update}, {"units", nlohmann::json::array()}};
+  for (const auto& [name, time] : times.units) {
+    json["units"].push_back(
+        {{"name", name}, {"forward", time.forward}, {"backward", time.backward}});
+  }
+  return json.dump(1) + "\n";
+}
+
+}  // namespace sherd

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "forecast/run_costs.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "configuration/setup.h"
+#include "forecast/device_constants.h"
+
+namespace sherd {
+namespace {
+
+/// AdamW reads and writes main weight and both moments, reads the gradient and writes the model
+/// weight.
+constexpr double kUpdateBytes = 4 * 2 + 4 * 4 + 4 + 2;
+
+Costs measured_costs(const Program& program, const UnitTimes& times) {
+  Costs costs;
+  costs.update = times.update;
+  for (const auto& unit : program.units()) {
+    const auto found = std::find_if(times.units.begin(), times.units.end(), [&](const auto& one) {
+      return one.first == unit.name;
+    });
+    TORCH_CHECK_VALUE(
+        found != times.units.end(), "[train.plan] the file of unit times has none of unit '",
+        unit.name, "': it was measured with another model; rehearse this one");
+    costs.units.push_back(found->second);
+  }
+  return costs;
+}
+
+/// A backward has two products for each of the forward; what is recomputed comes on top.
+Costs estimated_costs(
+    const Configuration& configuration, const Rehearsal& rehearsal, const DeviceSpeed& device) {
+  const auto& data = configuration.data;
+  const auto tokens = static_cast<double>(data.batch * data.seq);
+  const auto& train = configuration.train;
+  Costs costs;
+  int64_t layer = 0;
+  for (size_t i = 0; i < rehearsal.flops.size(); ++i) {
+    const double forward = rehearsal.flops[i] * tokens / (device.tflops * 1e12);
+    double again = 0;
+    if (rehearsal.program.units()[i].name.rfind("layer", 0) == 0) {
+      const bool mine = train.recompute_layers == 0 || layer < train.recompute_layers;
+      if (mine && train.recompute == "full") again = forward;
+      if (mine && train.recompute == "selective") again = forward * kSelectiveShare;
+      ++layer;
+    }
+    costs.units.push_back({forward, 2 * forward + again});
+  }
+  costs.memory_bandwidth = device.memory_bandwidth;
+  if (device.memory_bandwidth > 0) {
+    const auto elements = static_cast<double>(rehearsal.optimizer) / 8;
+    costs.update = elements * kUpdateBytes / device.memory_bandwidth;
+  }
+  return costs;
+}
+
+}  // namespace
+
+c10::DeviceType target_of(const Configuration& configuration, const PlanOptions& options) {
+  const auto& kind = options.device.empty() ? configuration.device.kind : options.device;
+  return kind == "cpu" ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+}
+
+RunCosts costs_of(
+    const Configuration& configuration,
+    const Rehearsal& rehearsal,
+    int64_t ranks,
+    const PlanOptions& options) {
+  RunCosts result;
+  if (options.times) {
+    result.costs = measured_costs(rehearsal.program, *options.times);
+    result.from = "measured unit times";
+  } else if (options.network && options.network->device.tflops > 0) {
+    result.costs = estimated_costs(configuration, rehearsal, options.network->device);
+    result.from = "products at the device's speed, an estimate";
+  }
+  if (options.network) {
+    result.costs.network = network_of(*options.network, axes_of(configuration.shard, ranks));
+    if (!result.from.empty()) result.from += "; network: " + options.network->name;
+  } else if (!result.from.empty()) {
+    result.from += "; no network: collectives take no time";
+  }
+  return result;
+}
+
+Ledger planned_ledger(const Rehearsal& rehearsal, c10::DeviceType target, int64_t ranks) {
+  Ledger ledger;
+  const auto& bytes = rehearsal.bytes;
+  ledger.at("model weights").planned = bytes.model_weights;
+  ledger.at("main weights").planned = bytes.main_weights;
+  ledger.at("main gradients").planned = bytes.main_gradients;
+  ledger.at("optimizer state").planned = rehearsal.optimizer;
+  ledger.at("arena").planned = bytes.arena;
+  ledger.at("control").planned = bytes.control + rehearsal.optimizer_control;
+  ledger.at("activations").planned = rehearsal.activations;
+  if (target != c10::DeviceType::CUDA) return ledger;
+  const auto assumed = [&](const char* name, int64_t planned) {
+    auto& entry = ledger.at(name);
+    entry.planned = planned;
+    entry.note = "assumed";
+  };
+  assumed("kernel workspaces", kWorkspaceBytes);
+  const bool two_axes = std::any_of(
+      rehearsal.program.units().begin(), rehearsal.program.units().end(),
+      [](const UnitSpec& unit) { return !unit.groups.empty() && unit.groups.front().has_outer; });
+  const int64_t communicators = kCommunicators + (two_axes ? 2 : 1) * kCommunicatorsOfAxis;
+  assumed("communicators", ranks > 1 ? communicators * kCommunicatorBytes : 0);
+  assumed("CUDA context", kContextBytes);
+  assumed("kernels and libraries", kLibraryBytes);
+  return ledger;
+}
+
+}  // namespace sherd
