@@ -28,7 +28,7 @@ Run run_of(const Layout& layout, const Segment& segment, Part held, Part wanted)
 
 }  // namespace
 
-std::vector<at::Tensor> runs(const Layout& layout, const SlotSpan& buffer, Part wanted) {
+std::vector<at::Tensor> runs(const Layout& layout, const PartBuffer& buffer, Part wanted) {
   std::vector<at::Tensor> result;
   for (const auto& segment : layout.segments()) {
     const auto run = run_of(layout, segment, buffer.part, wanted);
@@ -44,7 +44,8 @@ std::vector<Transfer> pair_runs(
   return result;
 }
 
-at::Tensor held_run(const Layout& layout, const SlotSpan& buffer, Part wanted, int64_t parameter) {
+at::Tensor held_run(
+    const Layout& layout, const PartBuffer& buffer, Part wanted, int64_t parameter) {
   const auto piece = layout.held_by(wanted, parameter);
   for (const auto& segment : layout.segments()) {
     const auto& members = segment.parameters;

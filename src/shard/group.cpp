@@ -320,7 +320,7 @@ void Group::divide_gradient(double divisor) const {
 
 at::Tensor Group::full_main() const {
   const auto mine = part(Role::optimizer);
-  SlotSpan full{allocate(layout_->full_size(), traits_.dtypes.main), whole_};
+  PartBuffer full{allocate(layout_->full_size(), traits_.dtypes.main), whole_};
   const auto copy = [](const std::vector<Transfer>& transfers) {
     for (const auto& [output, input] : transfers) output.copy_(input);
   };
@@ -364,7 +364,7 @@ Group::Stored Group::stored(size_t member) const {
 }
 
 void Group::take_main(const at::Tensor& full) {
-  const SlotSpan all{full, whole_};
+  const PartBuffer all{full, whole_};
   for (const auto* held : {&main_, &model_}) {
     const auto from = runs(*layout_, all, held->part);
     const auto to = runs(*layout_, *held, held->part);

@@ -228,9 +228,9 @@ class Group {
   Part whole_{0, 1};
   Part inner_;  // over the inner axis alone
   Part both_;
-  SlotSpan model_;
-  SlotSpan main_;
-  SlotSpan gradient_;
+  PartBuffer model_;
+  PartBuffer main_;
+  PartBuffer gradient_;
   bool shares_weight_ = true;
   FlatStorage flat_;
   std::vector<at::Tensor> views_;  // of it, by parameter

@@ -82,14 +82,14 @@ void Group::unbind() {
 }
 
 void Group::bind_parameters() {
-  const auto in = [&](const SlotSpan& buffer, Part wanted) {
+  const auto in = [&](const PartBuffer& buffer, Part wanted) {
     return runs(*layout_, buffer, wanted);
   };
   refresh_ = {};
   gather_ = {};
   const auto group = spec("");
   if (slot_.defined()) {
-    const SlotSpan slot{slot_, whole_};
+    const PartBuffer slot{slot_, whole_};
     const bool outer = gathers_outer(group);
     if (outer) gather_.outer = pair_runs(in(slot, inner_), in(model_, both_));
     gather_.inner = pair_runs(in(slot, whole_), outer ? in(slot, inner_) : in(model_, inner_));
@@ -113,7 +113,7 @@ std::vector<CastCopy> Group::deposits(
 // the main gradient. Reductions are in place: this rank's part of what is reduced is where the
 // result goes. Where the reduce dtype is another, the main gradient is copied to a stage first.
 void Group::bind_gradients() {
-  const auto in = [&](const SlotSpan& buffer, Part wanted) {
+  const auto in = [&](const PartBuffer& buffer, Part wanted) {
     return runs(*layout_, buffer, wanted);
   };
   const auto group = spec("");
@@ -128,7 +128,7 @@ void Group::bind_gradients() {
   const CastCopyKind back{traits_.dtypes.gradient, traits_.dtypes.reduce, 1};
   const CastCopyKind divided{traits_.dtypes.gradient, traits_.dtypes.reduce, divisor_};
   if (gradients_are_sharded()) {
-    const SlotSpan slot{gradient_slot_, whole_};
+    const PartBuffer slot{gradient_slot_, whole_};
     scatter_.inner = pair_runs(in(slot, inner_), in(slot, whole_));
     const bool outer = gradient_sharded_outer(group);
     if (outer) scatter_.outer = pair_runs(in(slot, both_), in(slot, inner_));
@@ -136,7 +136,7 @@ void Group::bind_gradients() {
     const auto mine = accumulated();
     accumulation = {deposits(in(gradient_, mine), in(slot, mine)), divided};
   } else {
-    SlotSpan reduced = gradient_;
+    PartBuffer reduced = gradient_;
     if (staged) {
       reduced = {in_arena(place_.stage_reduce, whole_, traits_.dtypes.reduce), whole_};
       stage_.inner = deposits(in(reduced, whole_), in(gradient_, whole_));
@@ -153,7 +153,7 @@ void Group::bind_gradients() {
     const Part mine = optimizer_sharded(group) ? inner_ : whole_;
     const bool scatters = optimizer_sharded_outer(group);
     const Part result = scatters ? both_ : mine;
-    SlotSpan reduced = gradient_;
+    PartBuffer reduced = gradient_;
     if (staged) {
       reduced = {in_arena(place_.stage_outer, mine, traits_.dtypes.reduce), mine};
       stage_.outer = deposits(in(reduced, mine), in(gradient_, mine));
@@ -224,7 +224,7 @@ void Group::refresh_now() const {
 }
 
 at::Tensor Group::gather_now() const {
-  SlotSpan full{allocate(layout_->full_size(), traits_.dtypes.model), whole_};
+  PartBuffer full{allocate(layout_->full_size(), traits_.dtypes.model), whole_};
   const bool outer = gathers_outer(spec(""));
   const auto mine = model_.part;
   const auto place = pair_runs(runs(*layout_, full, mine), runs(*layout_, model_, mine));

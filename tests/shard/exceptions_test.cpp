@@ -5,7 +5,7 @@
 namespace sherd::testing {
 namespace {
 
-using MoodyRecompute = FaultyModelImpl::Recompute;
+using FaultyRecompute = FaultyModelImpl::Recompute;
 
 at::Tensor fail_forward(const at::Tensor&) {
   throw std::logic_error("a mistake in the forward");
@@ -53,7 +53,7 @@ void for_every_place(Run run) {
 class ExceptionsTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(ExceptionsTest, InAForwardLeavesTheStepAsItWas) {
-  for (const auto recompute : {MoodyRecompute::nowhere, MoodyRecompute::around_blocks}) {
+  for (const auto recompute : {FaultyRecompute::nowhere, FaultyRecompute::around_blocks}) {
     FailureFixture rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
     const auto fail = [&] {
       for_every_place([&](size_t block, bool at_input) {
@@ -95,7 +95,7 @@ TEST_P(ExceptionsTest, InAForwardDoesNotSpoilTheForwardBeforeIt) {
 
 TEST_P(ExceptionsTest, InABackwardBeginsTheStepAnew) {
   for (const auto recompute :
-       {MoodyRecompute::nowhere, MoodyRecompute::inside_blocks, MoodyRecompute::around_blocks}) {
+       {FaultyRecompute::nowhere, FaultyRecompute::inside_blocks, FaultyRecompute::around_blocks}) {
     FailureFixture rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
     for (int64_t step = 0; step < 2; ++step) {
       for (int64_t done = 0; done < 2; ++done) {
@@ -118,7 +118,7 @@ TEST_P(ExceptionsTest, InABackwardBeginsTheStepAnew) {
 /// The forward goes well, and fails when it is done again in the backward.
 TEST_P(ExceptionsTest, InARecomputeBeginsTheStepAnew) {
   FailureFixture rig(
-      {.way = GetParam(), .micro_batches = 2, .recompute = MoodyRecompute::around_blocks});
+      {.way = GetParam(), .micro_batches = 2, .recompute = FaultyRecompute::around_blocks});
   for (int64_t step = 0; step < 2; ++step) {
     for_every_place([&](size_t block, bool at_input) {
       rig.pass_model(0);

@@ -78,7 +78,7 @@ class OneRankFails(unittest.TestCase):
         run = Run("goes_on")
         for rank in range(3):
             self.assert_caught(run, rank, 3, "[shard.agree]", "Rank 0: begins a backward as pass 2 of step 3",
-                               "Rank 1: goes on after an exception in 'Moody'")
+                               "Rank 1: goes on after an exception in 'FaultyModel'")
 
     def test_a_unit_that_one_rank_calls_again_is_named_everywhere(self):
         run = Run("calls_again")
