@@ -68,7 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size % 3 == 0) overrides.push_back("model." + text.substr(0, 20));
   try {
     const auto first = to_text(sherd::read_configuration(file.path(), overrides));
-    const sherd::fuzz::MemoryFile to_toml(first);
+    const sherd::fuzz::MemoryFile written(first);
     if (to_text(sherd::read_configuration(written.path())) != first) {
       std::fprintf(stderr, "another configuration is read than was written:\n%s", first.c_str());
       std::abort();
