@@ -221,7 +221,7 @@ void Runtime::build(CallOrder order) {
     try {
       next_program_ = made(next_program_.get());
     } catch (const std::runtime_error&) {
-      next_program_ = made(nullptr);  // with other addresses: nobody relies on them
+      next_program_ = made(nullptr);  // other addresses: no graph has the old ones
     }
   }
   use(next_program_);

@@ -272,7 +272,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t passes_ = 0;                // of the step, that communicate
   bool changed_ = false;              // weights, since the last pass
   int64_t weight_version_ = 0;        // how often they were changed
-  bool units_stay_gathered_ = false;  // units that stay gathered are so
+  bool units_stay_gathered_ = false;  // keep_gathered units are gathered now
   bool divided_ = false;              // by the tokens
   std::vector<bool> frozen_;
   int64_t update_version_ = 0;

@@ -197,8 +197,8 @@ TEST(ControlMemory, DoesNotGrowWithTheWorld) {
   EXPECT_LE(large.first, small.first);  // less where a rank has no element of a weight
 }
 
-/// What a rank's words, such as those of an error, cost until all ranks have them: the bytes of all
-/// collectives, and the memory at most.
+/// Returns the bytes of all collectives, and the peak of memory, that it takes to send one rank's
+/// text (such as an error message) to all ranks.
 std::pair<int64_t, int64_t> words_in_world_of(int64_t size) {
   use_emulated_world(size);
   auto& control = test_world().communicator("control");

@@ -77,7 +77,7 @@ def a_validation_that_fails_comes_after_the_save(place):
     assert steps(place) == list(range(1, newest + 1)), (steps(place)[-3:], newest)
     assert None not in validations(place)[:-1] and validations(place)[-1] is None, validations(place)[-3:]
     verify(place, f"out/step-{newest}")
-    # Whoever goes on makes up for it.
+    # A resumed run makes the missing validation.
     validation.write_bytes(tokens.read_bytes())
     run(place, **{**changes, "train.steps": newest + 1})
     assert steps(place) == list(range(1, newest + 2)) and None not in validations(place), validations(place)[-3:]
@@ -130,7 +130,7 @@ def another_run_is_told_apart(place):
 
 
 def a_long_run_is_saved_now_and_then(place):
-    """Also where nobody has said how often."""
+    """With the default of train.save_every."""
     run(place, data__seq=4, model__dim=2, model__heads=1, train__steps=1001, train__log_every=1000)
     assert sorted(path.name for path in (place / "out").glob("step-*")) == ["step-1000", "step-1001"]
 
