@@ -247,6 +247,16 @@ TEST_F(GraphTest, AnUpdateOnAStreamWaitsForTheReductions) {
   runtime->streams().set_disturbance({});
 }
 
+TEST_F(GraphTest, ABackwardThatAutogradsThreadEndsIsPartOfTheCapture) {
+  RunOf<Others> plain;
+  for (int i = 0; i < 5; ++i) plain.step_on_stream();
+  RunOf<Others> graphed;
+  for (int i = 0; i < 2; ++i) graphed.step_on_stream();
+  graphed.graph->capture([&] { graphed.step(); });
+  for (int i = 2; i < 5; ++i) graphed.graph->replay();
+  expect_equal(plain.weights(), graphed.weights());
+}
+
 TEST_F(GraphTest, TheLeafOfARecomputeIsOnTheStreamOfItsCall) {
   DropRun run;
   run.graph->on_stream([&] {
