@@ -45,7 +45,8 @@ class Runtime::BackwardEnd {
       const c10::OptionalStreamGuard guard(stream_);
       runtime->finish_backward();
     }
-    if (stream_) runtime->streams_->wait_for(*stream_);
+    // A stream outside a capture can't wait for one inside. The caller of backward() is inside.
+    if (stream_ && !runtime->capturing_) runtime->streams_->wait_for(*stream_);
   }
 
  private:
