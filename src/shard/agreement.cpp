@@ -253,15 +253,21 @@ void Agreement::check(bool block) {
   }
 }
 
+// Note [Words on a stream of their own]
+// The current stream may wait for a collective that another rank never joins, so what ranks tell
+// each other is sent on the agreement's stream.
 std::vector<int64_t> Agreement::max_of(const std::vector<int64_t>& values) {
+  const c10::OptionalStreamGuard guard(stream_);
   return max_over(communicator_, world_.device(), values);
 }
 
 std::vector<Statement> Agreement::collect(const std::string& text, size_t most) {
+  const c10::OptionalStreamGuard guard(stream_);
   return sherd::collect(communicator_, world_.device(), text, most);
 }
 
 void Agreement::refuse() {
+  const c10::OptionalStreamGuard guard(stream_);
   auto& communicator = communicator_;
   const auto device = world_.device();
   const auto words = words_();
@@ -276,6 +282,7 @@ void Agreement::refuse() {
 }
 
 void Agreement::refuse(bool on_one_side, bool on_the_other, const std::string& words) {
+  const c10::OptionalStreamGuard guard(stream_);
   auto& communicator = communicator_;
   const auto device = world_.device();
   auto one = lowest_rank(communicator, device, on_one_side).value_or(0);
@@ -305,6 +312,7 @@ std::string Agreement::agree_on_order(
     check(/*block=*/true);
   }
   if (host_record_.const_data_ptr<int64_t>()[kNewRecomputes] == 0) return order;
+  const c10::OptionalStreamGuard guard(stream_);
   // Ranks without data had only the order of the program to go by.
   const auto leader = lowest_rank(communicator_, world_.device(), !idle);
   if (!leader || max_of({largest(kHash) != hash}).front() == 0) return order;
