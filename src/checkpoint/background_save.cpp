@@ -154,7 +154,7 @@ void BackgroundSave::begin(
   const auto runtime = Runtime::of_model(model, "BackgroundSave");
   runtime->check_between_steps("BackgroundSave");
   runtime->wait_until_idle("BackgroundSave");
-  runtime->check_initialised();
+  runtime->units().check_initialised();
   const bool fresh = std::exchange(state.runtime, runtime) != runtime;
   state.unfinished = UnfinishedFolder(folder);
   state.options = options;

@@ -30,7 +30,7 @@ std::string problem_of(const std::function<void()>& action) {
 }
 
 /// Throws on all ranks the problem of the first rank that has one. Collective.
-void throw_first(const Runtime& runtime, const std::string& problem) {
+void throw_first(Runtime& runtime, const std::string& problem) {
   for (const auto& [rank, said] : runtime.exchange_text(problem, /*most=*/1)) {
     TORCH_CHECK_VALUE(said[0] != 'v', said.substr(1));
     TORCH_CHECK(false, said.substr(1));
@@ -54,14 +54,12 @@ std::future<std::string> start(c10::Device device, const std::function<void()>& 
 
 }  // namespace
 
-void on_all_ranks(const Runtime& runtime, const std::function<void()>& action) {
+void on_all_ranks(Runtime& runtime, const std::function<void()>& action) {
   throw_first(runtime, problem_of(action));
 }
 
 void on_all_ranks_for_long(
-    const Runtime& runtime,
-    const std::function<void()>& action,
-    std::chrono::milliseconds interval) {
+    Runtime& runtime, const std::function<void()>& action, std::chrono::milliseconds interval) {
   auto work = start(runtime.world().device(), action);
   std::optional<std::string> mine;
   while (true) {

@@ -16,7 +16,7 @@ void save(
   const auto runtime = Runtime::of_model(model, "save");
   runtime->check_between_steps("save");
   runtime->wait_until_idle("save");
-  runtime->check_initialised();
+  runtime->units().check_initialised();
   const auto& world = runtime->world();
   const UnfinishedFolder unfinished(folder);
   std::vector<StoredParameter> parameters;

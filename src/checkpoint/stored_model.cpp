@@ -43,14 +43,14 @@ void check_axes(const std::string& parameter, const GroupTraits& traits) {
 }
 
 StoredParameter stored_parameter(
-    const Runtime& runtime,
+    Runtime& runtime,
     const Unit& unit,
     const Group& group,
     size_t member,
     const SlicesOf& slices_of) {
   const auto stored = group.stored(member);
   StoredParameter one;
-  one.name = runtime.full_name(unit, group.name(member));
+  one.name = runtime.units().full_name(unit, group.name(member));
   check_axes(one.name, group.traits());
   one.slices = checked_slices(slices_of, one.name, group.layout().parameters()[member].shape);
   one.pieces[Set::main] = stored.piece;
@@ -94,7 +94,7 @@ void add_buffers(
 
 std::vector<StoredParameter> stored_parameters(
     const torch::nn::Module& model,
-    const Runtime& runtime,
+    Runtime& runtime,
     const AdamW* optimizer,
     const SlicesOf& slices_of,
     Purpose purpose) {

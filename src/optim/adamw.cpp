@@ -10,9 +10,10 @@
 
 #include "kernels/adamw.h"
 #include "kernels/measure.h"
+#include "shard/findings.h"
 #include "shard/glob.h"
 #include "shard/outside_inference.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 #include "sherd/shard/diagnostics.h"
 
 namespace sherd {
@@ -69,7 +70,7 @@ struct NormDomain {
 struct AdamW::State {
   ~State() {
     const auto alive_still = runtime.lock();
-    if (alive_still && options.scaling) alive_still->expect_overflow(false);
+    if (alive_still && options.scaling) alive_still->parts().watch.expect_overflow(false);
   }
   std::weak_ptr<Runtime> runtime;
   AdamWOptions options;
@@ -123,7 +124,7 @@ void AdamW::State::take(const Runtime& from) {
       std::vector<Communicator*> over;
       for (const auto& axis : traits.norm_axes()) over.push_back(&traits.mesh.communicator(axis));
       for (size_t i = 0; i < group->size(); ++i) {
-        auto name = from.full_name(*unit, group->name(i));
+        auto name = from.units().full_name(*unit, group->name(i));
         const auto settings = settings_of(name, options);
         moments.push_back({name, first.pieces[i], second.pieces[i]});
         members.push_back(
@@ -166,10 +167,10 @@ void AdamW::State::take(const Runtime& from) {
 /// Parameters that were frozen or made trainable since the last step: the table of work is built
 /// anew. As with torch's AdamW, a frozen one keeps weight, moments and its number of updates.
 void AdamW::State::follow(const Runtime& from) {
-  const auto& now = from.frozen();
+  const auto& now = from.state().frozen;
   if (now == frozen) return;
   TORCH_CHECK(
-      !from.capturing(), "[optim] parameters of '", from.root().name(),
+      !from.graph().capturing, "[optim] parameters of '", from.root().name(),
       "' were frozen or made trainable since the last step: run a step before capturing one");
   const double updates = value(control::step);
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -192,7 +193,7 @@ void AdamW::State::set_missed(const Progress& progress) {
   }
   if (!changes) return;
   build_pass();
-  alive()->note_new_update();
+  ++alive()->graph().update_version;
 }
 
 void AdamW::State::build_pass() {
@@ -226,8 +227,8 @@ void AdamW::State::take_tokens(Runtime& from, std::optional<int64_t> tokens) con
   TORCH_CHECK_VALUE(
       *tokens >= 0, "[optim] the step of '", root.name(), "' has ", *tokens, " tokens");
   const auto own = field(control::own_tokens);
-  if (from.capturing()) {
-    from.note_tokens_captured();  // each replay reads what set_tokens wrote before it
+  if (from.graph().capturing) {
+    from.graph().tokens_captured = true;  // each replay reads what set_tokens wrote before it
   } else {
     own.fill_(static_cast<double>(*tokens));
   }
@@ -249,7 +250,7 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
   state_->rules.max_norm = options.max_norm;
   if (options.scaling) {
     state_->rules.scaled = true;
-    runtime->expect_overflow(true);
+    runtime->parts().watch.expect_overflow(true);
     state_->rules.growth = options.scaling->growth;
     state_->rules.backoff = options.scaling->backoff;
     state_->rules.interval = static_cast<double>(options.scaling->interval);
@@ -283,12 +284,12 @@ void AdamW::step(const StepOptions& options) {
 /// All ranks know that the norm is not finite; who has the elements can say of which parameter.
 void AdamW::State::check_finite(Runtime& from) const {
   if (value(control::skip) == 0) return;
-  from.report(": no weight was changed");
+  report_findings(from.parts(), ": no weight was changed");
   throw NotFiniteError(
       {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
       c10::str(
           "[optim] the gradient of '", from.root().name(), "' has no finite norm in step ",
-          from.steps(), ": no weight was changed"),
+          from.state().step(), ": no weight was changed"),
       {});
 }
 
@@ -303,7 +304,7 @@ void AdamW::set_tokens(int64_t tokens) {
   TORCH_CHECK_VALUE(
       tokens >= 0, "[optim] the step of '", runtime->root().name(), "' has ", tokens, " tokens");
   state_->field(control::own_tokens).fill_(static_cast<double>(tokens));
-  runtime->note_tokens_given();
+  runtime->graph().tokens_given = true;
 }
 
 at::Tensor AdamW::scale(const at::Tensor& loss) const {

@@ -3,7 +3,7 @@
 
 #include "shard/autocast_state.h"
 #include "shard/registry.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd {
 

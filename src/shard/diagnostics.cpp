@@ -10,103 +10,45 @@
 #include <iomanip>
 #include <sstream>
 
-#include "shard/runtime.h"
+#include "shard/findings.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd {
-
-namespace {
-
-constexpr size_t kTold = 4;  // findings of an error, by their names
-/// Ranks that tell their findings: memory and time must not grow with the world.
-constexpr size_t kTelling = 64;
-
-}  // namespace
 
 ModelBytes model_bytes(const torch::nn::Module& model) {
   return Runtime::of_model(model, "model_bytes")->bytes();
 }
 
 std::string symmetric_report(const torch::nn::Module& model) {
-  return Runtime::of_model(model, "symmetric_report")->symmetric_report();
-}
-
-void Runtime::wait_until_idle(const char* caller) {
-  check_resting(caller);
-  if (recovering_) recover();
-  finish();
-}
-
-void Runtime::check_between_steps(const char* caller) const {
-  TORCH_CHECK(
-      backwards_done_ == 0 || backwards_done_ == micro_batches_, "[shard] ", caller, " of '",
-      root().name(), "' in the middle of a step: ", backwards_done_, " of ", micro_batches_,
-      " backwards are done; call it between steps");
-}
-
-void Runtime::set_watch(const WatchOptions& options) {
-  wait_until_idle("watch");
-  check_between_steps("watch");
-  TORCH_CHECK(
-      addresses_pinned_by_.empty(), "[shard] watch of '", root().name(),
-      "': ", addresses_pinned_by_, ", which watches as before; set it before the capture");
-  TORCH_CHECK_VALUE(
-      !options.before_reduction || program_->options().memory == MemoryKind::planned,
-      "[shard] watch of '", root().name(),
-      "' before the reduction needs gradients at one address: set memory = planned");
-  TORCH_CHECK_VALUE(
-      options.exploding == 0 || options.exploding > 1, "[shard] watch of '", root().name(),
-      "': exploding is ", options.exploding, "; it must be above 1, or 0 for never");
-  watch_.set_options(options);
-  watch_.prepare(units_, micro_batches_);
-}
-
-std::vector<Finding> Runtime::findings() {
-  finish();
-  agreement_->check(/*block=*/true);
-  agreement_->start({Agreement::Kind::report, step_, 0, 0}, [] {
-    return "tells what it has found in its gradients";
-  });
-  agreement_->check(/*block=*/true);
-  return Watch::merge(exchange_text(watch_.take(world_.rank()), kTelling));
-}
-
-void Runtime::report(const char* consequence) {
-  report_due_ = false;
-  std::vector<std::string> errors;
-  std::vector<Finding> found;
-  for (auto& one : findings()) {
-    if (one.fault != Fault::exploding) {
-      if (watch_.expects_overflow()) continue;
-      errors.push_back(one.text());
-      found.push_back(std::move(one));
-    } else if (world_.rank() == 0) {
-      TORCH_WARN("[shard.watch] ", one.text());
-    }
-  }
-  if (errors.empty()) return;
-  const size_t more = errors.size() - std::min(errors.size(), kTold);
-  errors.resize(errors.size() - more);
-  throw NotFiniteError(
-      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-      c10::str(
-          "[shard.watch] ", c10::Join("; ", errors),
-          more > 0 ? c10::str("; and ", more, " more") : "",
-          watch_.options().before_reduction
-              ? ""
-              : " (sherd::watch(model, {.before_reduction = true}) names the rank, too)",
-          consequence),
-      std::move(found));
+  return Runtime::of_model(model, "symmetric_report")->parts().program.symmetric_report();
 }
 
 void watch(const torch::nn::Module& model, const WatchOptions& options) {
-  Runtime::of_model(model, "watch")->set_watch(options);
+  const auto runtime = Runtime::of_model(model, "watch");
+  runtime->wait_until_idle("watch");
+  runtime->check_between_steps("watch");
+  auto& parts = runtime->parts();
+  const auto& name = runtime->root().name();
+  TORCH_CHECK(
+      parts.graph.addresses_pinned_by.empty(), "[shard] watch of '", name,
+      "': ", parts.graph.addresses_pinned_by,
+      ", which watches as before; set it before the capture");
+  TORCH_CHECK_VALUE(
+      !options.before_reduction || runtime->program().options().memory == MemoryKind::planned,
+      "[shard] watch of '", name,
+      "' before the reduction needs gradients at one address: set memory = planned");
+  TORCH_CHECK_VALUE(
+      options.exploding == 0 || options.exploding > 1, "[shard] watch of '", name,
+      "': exploding is ", options.exploding, "; it must be above 1, or 0 for never");
+  parts.watch.set_options(options);
+  parts.watch.prepare(parts.units.all(), parts.state.micro_batches());
 }
 
 std::vector<Finding> findings(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "findings");
   runtime->wait_until_idle("findings");
   runtime->check_between_steps("findings");
-  return runtime->findings();
+  return collect_findings(runtime->parts());
 }
 
 std::vector<ParameterNorms> norms(const torch::nn::Module& model) {
@@ -132,7 +74,8 @@ std::vector<ParameterNorms> norms(const torch::nn::Module& model) {
       const auto* values = sums.const_data_ptr<double>();
       for (size_t i = 0; i < group->size(); ++i) {
         result.push_back(
-            {runtime->full_name(*unit, group->name(i)), values[i], values[group->size() + i]});
+            {runtime->units().full_name(*unit, group->name(i)), values[i],
+             values[group->size() + i]});
       }
     }
   }

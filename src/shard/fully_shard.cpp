@@ -10,7 +10,7 @@
 
 #include "shard/agreement.h"
 #include "shard/registry.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd {
 namespace {

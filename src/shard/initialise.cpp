@@ -19,7 +19,7 @@
 #include "kernels/keyed_fill.h"
 #include "shard/outside_inference.h"
 #include "shard/random_state.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd {
 namespace {

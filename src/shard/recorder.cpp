@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd {
 
@@ -138,16 +138,16 @@ Recording::Recording(const torch::nn::Module& model, std::function<int64_t()> li
     : runtime_(Runtime::of_model(model, "Recording")) {
   runtime_->wait_until_idle("Recording");
   recorder_ = std::make_shared<Recorder>(runtime_->world().device(), std::move(live));
-  runtime_->set_recorder(recorder_);
+  runtime_->parts().program.set_recorder(recorder_);
 }
 
 Recording::~Recording() {
-  runtime_->set_recorder(nullptr);
+  runtime_->parts().program.set_recorder(nullptr);
 }
 
 StepRecord Recording::finish() {
   runtime_->wait_until_idle("Recording");
-  runtime_->set_recorder(nullptr);
+  runtime_->parts().program.set_recorder(nullptr);
   const auto device = runtime_->world().device();
   if (device.is_cuda())
     c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());

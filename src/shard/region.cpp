@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shard/region.h"
 
+#include <atomic>
+
 namespace sherd {
+
+int64_t Region::next_number() {
+  static std::atomic<int64_t> last{0};
+  return ++last;
+}
 
 std::vector<ActiveRegion>& active_regions() {
   thread_local std::vector<ActiveRegion> stack;
@@ -24,10 +31,10 @@ ActiveRegion* replayed_region() {
   return nullptr;
 }
 
-std::shared_ptr<const Region> recorded_region() {
+int64_t recorded_region() {
   const auto& stack = active_regions();
-  return stack.empty() || stack.front().mode == RegionScope::Mode::replay ? nullptr
-                                                                          : stack.front().region;
+  if (stack.empty() || stack.front().mode == RegionScope::Mode::replay) return 0;
+  return stack.front().region->number;
 }
 
 void record_call(const UnitCall& call) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -14,6 +15,9 @@ namespace sherd {
 /// backward.
 struct Region {
   std::vector<UnitCall> calls;
+  const int64_t number = next_number();  ///< from 1; no other region of this process has it
+
+  static int64_t next_number();
 };
 
 /// While it lives, calls of units on this thread belong to the region.
@@ -36,8 +40,8 @@ std::vector<ActiveRegion>& active_regions();
 
 /// The innermost one that is being replayed; null outside a recompute in the backward.
 ActiveRegion* replayed_region();
-/// The outermost one that is being recorded, outside any replay.
-std::shared_ptr<const Region> recorded_region();
+/// The number of the outermost one that is being recorded, outside any replay; 0: none.
+int64_t recorded_region();
 /// Adds a call to every region that is being recorded inside the innermost replay.
 void record_call(const UnitCall& call);
 

@@ -12,7 +12,7 @@
 #include <unordered_set>
 
 #include "shard/registry.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"
 
@@ -52,7 +52,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
       if (!group->traits().trainable) continue;
       for (size_t member = 0; member < group->size(); ++member) {
         result.emplace_back(
-            runtime->full_name(*unit, group->name(member)), group->main_pieces()[member]);
+            runtime->units().full_name(*unit, group->name(member)), group->main_pieces()[member]);
       }
     }
   }
@@ -93,7 +93,7 @@ void check_updates(const Runtime& runtime, torch::optim::Optimizer& optimizer) {
       const auto owner = find_owner(parameter);
       TORCH_CHECK_VALUE(
           !owner.unit, "[shard] the optimizer was built over model->parameters(): '",
-          owner.unit ? runtime.full_name(
+          owner.unit ? runtime.units().full_name(
                            *owner.unit, owner.unit->groups()[owner.group]->name(owner.member))
                      : "",
           "' is the module's parameter, which has no gradient of its own and would never change; "
@@ -117,7 +117,8 @@ void step(
   check_updates(*runtime, optimizer);
   const bool per_token = runtime->root().options().loss == Loss::per_token;
   TORCH_CHECK(
-      !per_token || !runtime->capturing(), "[shard.graph] the loss of '", runtime->root().name(),
+      !per_token || !runtime->graph().capturing, "[shard.graph] the loss of '",
+      runtime->root().name(),
       "' is per token, and torch's optimizers can't divide by a number that the graph reads: use "
       "sherd::AdamW and its set_tokens");
   TORCH_CHECK_VALUE(
@@ -175,7 +176,7 @@ int64_t allocated_bytes(const torch::nn::Module& model) {
 std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "full_parameters");
   runtime->check_resting("full_parameters");
-  runtime->check_initialised();
+  runtime->units().check_initialised();
   runtime->finish();
   const c10::NoGradGuard no_grad;
   std::vector<std::pair<std::string, at::Tensor>> result;
@@ -184,7 +185,8 @@ std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn:
       const auto full = group->full_main();
       for (size_t member = 0; member < group->size(); ++member) {
         result.emplace_back(
-            runtime->full_name(*unit, group->name(member)), group->view(full, member).clone());
+            runtime->units().full_name(*unit, group->name(member)),
+            group->view(full, member).clone());
       }
     }
   }
@@ -201,7 +203,8 @@ auto unit_to_edit(torch::nn::Module& module, const char* function) {
   if (unit->runtime) {
     unit->runtime->check_resting(function);
     TORCH_CHECK(
-        unit->runtime->backwards_done() == 0, "[shard] ", function, " of unit '", unit->name(),
+        unit->runtime->state().backwards_done() == 0, "[shard] ", function, " of unit '",
+        unit->name(),
         "' in the middle of a step: gradients of the old values are waiting for their update");
     unit->runtime->finish();
   }

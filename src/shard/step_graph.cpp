@@ -8,7 +8,8 @@
 
 #include <memory>
 
-#include "shard/runtime.h"
+#include "shard/runtime/capture.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd {
 
@@ -56,7 +57,7 @@ void StepGraph::on_stream(const std::function<void()>& function) const {
 
 void StepGraph::capture(const std::function<void()>& step) {
   auto& runtime = *state_->runtime;
-  runtime.check_capturable();
+  check_capturable(runtime);
   runtime.wait_until_idle("StepGraph::capture");
   const c10::cuda::CUDAStreamGuard guard(state_->stream);
   // What steps before took for activations is not needed beside the graph's own.
@@ -65,11 +66,11 @@ void StepGraph::capture(const std::function<void()>& step) {
   // Threads of NCCL and of our watches ask for events all the time; they must not spoil it.
   graph->capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
   try {
-    runtime.begin_capture();
+    begin_capture(runtime);
     step();
-    runtime.end_capture();
+    end_capture(runtime);
   } catch (...) {
-    runtime.stop_capturing();
+    stop_capturing(runtime);
     try {
       graph->capture_end();
     } catch (const std::exception&) {
@@ -79,8 +80,8 @@ void StepGraph::capture(const std::function<void()>& step) {
   }
   graph->capture_end();
   state_->graph = std::move(graph);
-  state_->update_version = runtime.update_version();
-  state_->takes_tokens = runtime.take_tokens_captured();
+  state_->update_version = runtime.parts().graph.update_version;
+  state_->takes_tokens = runtime.parts().graph.tokens_captured;
 }
 
 bool StepGraph::is_captured() const {
@@ -89,9 +90,9 @@ bool StepGraph::is_captured() const {
 
 void StepGraph::replay() {
   TORCH_CHECK(state_->graph, "[shard.graph] replay before capture");
-  state_->runtime->before_replay(state_->update_version, state_->takes_tokens);
+  before_replay(*state_->runtime, state_->update_version, state_->takes_tokens);
   on_stream([&] { state_->graph->replay(); });
-  state_->runtime->after_replay();
+  after_replay(*state_->runtime);
 }
 
 }  // namespace sherd

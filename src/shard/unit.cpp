@@ -13,7 +13,7 @@
 #include "shard/glob.h"
 #include "shard/parameter_node.h"
 #include "shard/registry.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd {
 namespace {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd {
 namespace {

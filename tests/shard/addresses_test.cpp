@@ -8,7 +8,7 @@
 #include <set>
 
 #include "shard/registry.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 #include "shard/stack.h"
 #include "shard/twin.h"
 #include "sherd/models/hybrid.h"
@@ -28,7 +28,7 @@ class Sightings {
     for (const auto* unit : runtime_->units()) {
       for (const auto& [parameter, number, index] : unit->parameters()) {
         const auto& group = *unit->groups()[number];
-        const auto name = runtime_->full_name(*unit, group.name(index));
+        const auto name = runtime_->units().full_name(*unit, group.name(index));
         members_.push_back({name, parameter, unit, &group, index, nullptr, nullptr, false});
       }
     }

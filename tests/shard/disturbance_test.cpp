@@ -9,7 +9,7 @@
 
 #include "kernels/occupy.h"
 #include "shard/registry.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 #include "shard/twin.h"
 
 namespace sherd::testing {

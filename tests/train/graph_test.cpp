@@ -17,7 +17,7 @@
 #include "ranks/rank_world.h"
 #include "shard/program_streams.h"
 #include "shard/registry.h"
-#include "shard/runtime.h"
+#include "shard/runtime/runtime.h"
 #include "sherd/nn/recompute.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"

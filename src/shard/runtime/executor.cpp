@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/runtime/executor.h"
+
+#include <c10/util/Exception.h>
+
+namespace sherd {
+
+void Executor::run(const Section& section, const Boundary& boundary) {
+  for (int32_t i = boundary.begin; i < boundary.end; ++i) {
+    issue(section.instructions[static_cast<size_t>(i)]);
+  }
+}
+
+void Executor::issue(const Instruction& instruction) {
+  if (instruction.stream == Stream::compute) return issue_on_compute(instruction);
+  if (world_.device().is_meta()) return;  // a dry run without memory has nothing to move
+  const auto& group = units_.group(instruction);
+  const ProfileScope scope(group.range_name(instruction.action));
+  auto& streams = program_.streams();
+  const auto axis = instruction.axis;
+  using enum ProgramStreams::Kind;
+  const bool of_gradients = instruction.action == Action::reduce ||
+                            instruction.action == Action::stage ||
+                            instruction.action == Action::accumulate;
+  if (of_gradients && !state_.trains()) {
+    // There are none; what waits for the instruction still has to see its end.
+    return streams.issue(instruction, kernel, [](Communicator::OnStream) { return Work(); });
+  }
+  switch (instruction.action) {
+    case Action::refresh:
+      ++issued_;
+      return streams.issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
+        return group.refresh(axis, stream);
+      });
+    case Action::gather:
+      ++issued_;
+      allocate_parameters(instruction);
+      return streams.issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
+        return group.gather(axis, stream);
+      });
+    case Action::reduce:
+      ++issued_;
+      return streams.issue(
+          instruction, collective,
+          [&group, axis, scatter = instruction.scatter](Communicator::OnStream stream) {
+            return group.reduce(axis, scatter, stream);
+          });
+    case Action::stage:
+      return streams.issue(instruction, kernel, [&group, axis](Communicator::OnStream) {
+        group.stage(axis);
+        return Work();
+      });
+    case Action::accumulate:
+      return streams.issue(
+          instruction, kernel,
+          [this, &group, &instruction, moment = moment()](Communicator::OnStream) mutable {
+            group.accumulate(instruction.axis, instruction.overwrite);
+            moment.last = moment.last && !group.accumulates_after(instruction.axis);
+            watch_.look_after_reduction(instruction.unit, instruction.group, moment);
+            return Work();
+          });
+    default: TORCH_INTERNAL_ASSERT(false, "[shard] ", to_text(instruction.action), " off compute");
+  }
+}
+
+void Executor::issue_on_compute(const Instruction& instruction) {
+  const auto& recorder = program_.recorder();
+  if (!recorder) return run_on_compute(instruction);
+  const auto number = recorder->begin(instruction, {});
+  run_on_compute(instruction);
+  recorder->end(number, {});
+}
+
+void Executor::run_on_compute(const Instruction& instruction) {
+  auto& streams = program_.streams();
+  auto* unit = instruction.unit == kNone ? nullptr : &units_[instruction.unit];
+  switch (instruction.action) {
+    case Action::wait:
+      before_wait_(instruction);
+      streams.wait(instruction.waits);
+      unit->show();
+      streams.disturb_compute();
+      return;
+    case Action::compute:
+      // Complete where it signals: no later call of the unit adds to its gradients.
+      if (state_.phase() == StepState::Phase::backward && instruction.signals != kNone) {
+        complete_gradients(*unit);
+        const bool opened = program_->place(instruction.unit).gradients != kNone;
+        if (program_.is_eager() && opened) reducing_.push_back(unit);  // its reduction comes next
+      }
+      break;
+    case Action::release: unit->hide(); break;
+    case Action::open:
+      streams.wait(instruction.waits);
+      if (program_.is_eager()) allocate_gradients(*unit);
+      for (const auto& group : unit->groups()) {
+        if (group->gradients_are_sharded()) group->forget_gradients();
+      }
+      break;
+    case Action::drain:
+      streams.wait(instruction.waits);
+      free_gradients();
+      break;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "[shard] ", to_text(instruction.action), " is not issued");
+  }
+  if (instruction.signals != kNone) streams.signal(instruction.signals);
+}
+
+/// What nothing was written to is zero: in the slot for this pass, in the main gradient for the
+/// step.
+void Executor::complete_gradients(Unit& unit) {
+  unit.collecting = false;
+  if (!state_.trains()) return;
+  for (size_t i = 0; i < unit.groups().size(); ++i) {
+    auto& group = *unit.groups()[i];
+    if (!group.traits().trainable) continue;
+    if (group.gradients_are_sharded() || state_.backward_flags().last) {
+      group.zero_unwritten_gradients();
+    } else {
+      group.flush();
+    }
+    watch_.look_before_reduction(unit.number, static_cast<int32_t>(i), moment());
+  }
+}
+
+Watch::Moment Executor::moment() const {
+  return {state_.step() + 1, state_.backwards_done() + 1, state_.backward_flags().last};
+}
+
+std::vector<at::Tensor> Executor::gather_now(const Unit& unit, bool refresh) {
+  std::vector<at::Tensor> buffers;
+  for (const auto& group : unit.groups()) {
+    if (refresh && group->refreshes()) group->refresh_now();
+    if (group->gathers()) buffers.push_back(group->gather_now());
+    ++issued_;
+  }
+  return buffers;
+}
+
+/// Eager: what is allocated here may have been compute's a moment ago.
+void Executor::allocate_parameters(const Instruction& instruction) {
+  if (!program_.is_eager()) return;
+  units_.group(instruction).take_parameters();
+  program_.streams().join(instruction.stream);
+}
+
+/// Eager: compute has waited for all reductions but the last that was begun.
+void Executor::allocate_gradients(Unit& unit) {
+  while (reducing_.size() > 1) free_oldest_gradients();
+  for (const auto& group : unit.groups()) group->take_gradients();
+}
+
+void Executor::free_oldest_gradients() {
+  for (const auto& group : reducing_.front()->groups()) group->drop_gradients();
+  reducing_.pop_front();
+}
+
+void Executor::free_gradients() {
+  while (!reducing_.empty()) free_oldest_gradients();
+}
+
+}  // namespace sherd

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+namespace sherd {
+
+struct RuntimeParts;
+
+// Note [When something throws]
+// A forward: the boundary catches, calls Runtime::abandon, and the exception goes on to the caller.
+// A backward: the caller of backward() gets the exception while autograd's thread may still be at
+// the node that threw, or at others. Its callback (BackwardEnd) is destroyed without a call, and
+// abandons the pass; whatever the caller does next waits for that first (Runtime::notice_failure).
+// Either way all units are released, StepState is `failed`, and the streams keep what was issued.
+// The next pass, or whatever waits until the model is idle, calls recover(): the ranks compare how
+// many collectives they have issued, and all throw if these differ, for then the next ones would be
+// taken for each other.
+
+/// The end of one backward. It ends in one of three ways: autograd calls its callback, destroys it
+/// without (the backward threw), or the caller's thread gives up waiting for that.
+class BackwardEnd {
+ public:
+  /// When autograd ends the backward that this thread is in: calls `finish`, on `stream` (GPU); or
+  /// `fail` if the backward throws. Neither is called once the backward is over.
+  static void queue(
+      const std::shared_ptr<BackwardEnd>& end,
+      std::function<void()> finish,
+      std::function<void()> fail);
+
+  void set_over() { over_ = true; }
+  /// Calls `fail` unless the backward is over, and wakes who waits.
+  void fail(const std::function<void()>& fail) noexcept;
+  /// Waits until the backward is over, some seconds at most; then calls `fail` if it is not.
+  void wait(const std::function<void()>& fail) noexcept;
+
+ private:
+  class Callback;
+  std::mutex mutex_;  // two threads see the failure
+  std::condition_variable ended_;
+  bool over_ = false;
+};
+
+/// Releases everything after an exception in a pass; nothing waits for other ranks.
+void release_all(RuntimeParts& parts) noexcept;
+/// Goes on after an exception, or throws on all ranks: see the note. Collective.
+void recover(RuntimeParts& parts);
+
+}  // namespace sherd

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "plan/call_tracker.h"
+#include "shard/agreement.h"
+#include "shard/runtime/bound_program.h"
+#include "shard/runtime/executor.h"
+#include "shard/runtime/model_units.h"
+#include "shard/runtime/step_state.h"
+#include "shard/watch.h"
+
+namespace sherd {
+
+// Note [Following]
+// A rank without data runs the program, but the others may call units that the program does not
+// expect, and need its shards for that. So it follows: it joins each of their records, whatever it
+// says, takes part in the gathers of unforeseen units, and goes on to what comes next on all ranks,
+// a new order or the backward. These gathers run on the communicators of reductions, which the
+// forward does not use: on those of gathers this rank may be ahead of the others.
+
+/// What a rank without data (sherd::idle_pass) does beside the program.
+class Follower {
+ public:
+  Follower(
+      const World& world,
+      const ModelUnits& units,
+      const StepState& state,
+      const BoundProgram& program,
+      Executor& executor,
+      Agreement& records,
+      Watch& watch);
+
+  /// A pass begins in which this rank has no data (`idle`), and others may have (`follows`).
+  void begin(bool idle, bool follows);
+  bool is_idle() const { return idle_; }
+  /// Takes part in what the others do beside the program, as far as it is known or, with `block`,
+  /// until it is known what they do next. `order_known`: see OrderAgreement.
+  void follow(CallTracker& calls, bool order_known, bool block);
+  /// In a forward: follows until the events have happened.
+  template <class Follow>
+  void follow_until(const std::vector<int32_t>& events, const Follow& follow) {
+    while (follows_ && state_.phase() == StepState::Phase::forward &&
+           !program_.streams().have_happened(events)) {
+      follow();
+      pause();
+    }
+  }
+  /// What the others do next, if this rank knows it; then it is forgotten.
+  std::optional<Agreement::Record> take_followed() {
+    return std::exchange(followed_, std::nullopt);
+  }
+
+ private:
+  static void pause();
+
+  World world_;
+  const ModelUnits& units_;
+  const StepState& state_;
+  const BoundProgram& program_;
+  Executor& executor_;
+  Agreement& records_;
+  Watch& watch_;
+  bool idle_ = false;
+  bool follows_ = false;
+  std::optional<Agreement::Record> followed_;
+};
+
+}  // namespace sherd

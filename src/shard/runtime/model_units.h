@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "shard/unit.h"
+#include "sherd/plan/program.h"
+
+namespace sherd {
+
+/// The units of one model, by their numbers in the program: inner ones first, the root last.
+///
+/// It holds none of them: units hold the runtime, which holds this. A unit that is deleted leaves
+/// an empty place.
+class ModelUnits {
+ public:
+  /// Finds all units inside the root's module and gives each its number, and the path of its module
+  /// as name. Throws if one is in the middle of another root's step.
+  explicit ModelUnits(Unit& root);
+
+  const std::vector<Unit*>& all() const { return units_; }
+  auto begin() const { return units_.begin(); }
+  auto end() const { return units_.end(); }
+  size_t size() const { return units_.size(); }
+  Unit& operator[](int32_t number) const { return *units_[static_cast<size_t>(number)]; }
+  Group& group(const Instruction& instruction) const {
+    return *(*this)[instruction.unit].groups()[static_cast<size_t>(instruction.group)];
+  }
+  Unit& root() const { return *units_.back(); }
+  bool has_root() const { return units_.back() != nullptr; }
+  /// Forgets a unit that is being deleted.
+  void drop(const Unit& unit) noexcept;
+  /// Throws if a unit was deleted.
+  void check_complete() const;
+  /// Units without parameters live as long as one that has some.
+  void keep_parameterless_alive();
+
+  /// The order of calls before any was seen: each unit once, by the unit around it.
+  CallOrder default_order() const { return order_of_tree(parents_); }
+  /// What a program needs to know of them. Throws if a unit is to prefetch what it can't.
+  std::vector<UnitSpec> specs() const;
+  /// The number of ranks whose losses are averaged; 1: they are summed. It is the root's, whatever
+  /// the mesh of a group: an expert's gradient is a sum over its own replicas only, of losses of
+  /// all ranks.
+  double loss_divisor() const;
+
+  // ---- parameters --------------------------------------------------------------------------
+
+  /// The name of a unit's parameter in the root's module.
+  std::string full_name(const Unit& unit, const std::string& name) const;
+  /// Main weights of the parameters that were trainable when they were sharded.
+  std::vector<at::Tensor> trainable_weights() const;
+  /// The name of the parameter of that index among them.
+  std::string trainable_name(size_t index) const;
+  /// Of each of them: whether it is frozen now.
+  std::vector<bool> frozen() const;
+  /// The names of those that `frozen` has.
+  std::string names_of(const std::vector<bool>& frozen) const;
+  /// Whether the backward that autograd runs on this thread, or any outside one, brings a gradient
+  /// to a parameter.
+  bool is_reached() const;
+  /// Throws, naming it, if a parameter has no values.
+  void check_initialised() const;
+
+ private:
+  std::vector<Unit*> units_;
+  std::vector<int32_t> parents_;  // of each: the unit around it
+};
+
+}  // namespace sherd

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/runtime/pass_agreement.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+namespace sherd {
+
+bool communicates(const Section& section) {
+  return std::any_of(
+      section.instructions.begin(), section.instructions.end(),
+      [](const Instruction& one) { return one.stream != Stream::compute; });
+}
+
+PassAgreement::PassAgreement(
+    const World& world,
+    const ModelUnits& units,
+    StepState& state,
+    const GraphState& graph,
+    const BoundProgram& program,
+    Watch& watch)
+    : world_(world),
+      units_(units),
+      state_(state),
+      graph_(graph),
+      program_(program),
+      watch_(watch),
+      records_(world) {}
+
+void PassAgreement::begin_pass(
+    const char* what,
+    int64_t flags,
+    const Section& section,
+    const Pass& pass,
+    const std::optional<Agreement::Record>& followed) {
+  if (graph_.capturing) return;  // ranks speak before each replay
+  if (!communicates(section) && program_agreed_) return;
+  const int64_t number = state_.next_pass();
+  const int64_t step = state_.step();
+  const auto fingerprint =
+      static_cast<int64_t>(program_->fingerprint() ^ std::hash<std::vector<bool>>()(state_.frozen));
+  if (followed) {
+    TORCH_CHECK(
+        followed->number == step && followed->hash == fingerprint &&
+            followed->detail == (number << 8 | flags),
+        "[shard.agree] rank ", world_.rank(), ", which has no data, begins ", what, " as pass ",
+        number, " of step ", step + 1, ", but the other ranks do something else: a rank calls ",
+        "sherd::idle_pass for each pass that the others make with data");
+    program_agreed_ = true;
+    return;
+  }
+  records_.start(
+      {Agreement::Kind::pass, step, fingerprint, number << 8 | flags, watch_.has_findings(),
+       !pass.new_recomputes.empty()},
+      [this, program = program_.shared(), step, number, what, frozen = state_.frozen] {
+        return c10::str(
+            "begins ", what, " as pass ", number, " of step ", step + 1,
+            "\nfrozen since sharding: ", units_.names_of(frozen), "\n", program->facts());
+      });
+  // Unknown programs are compared before anything else is sent.
+  if (!program_agreed_) records_.check(/*block=*/true);
+  program_agreed_ = true;
+}
+
+void PassAgreement::call_unforeseen(const Unit& unit, int64_t issued) {
+  const auto words =
+      c10::str("calls unit '", unit.name(), "' where the program does not expect it");
+  records_.start(
+      {Agreement::Kind::unforeseen, issued, hash_of(unit.name()), unit.number + 1},
+      [words] { return words; });
+  records_.check(/*block=*/true);
+}
+
+/// On CPU what follows blocks: ranks would wait in it for one that skips the update. On CUDA the
+/// host goes on, and learns of it at the next pass.
+void PassAgreement::begin_update(const char* caller) {
+  if (!world_.device().is_cpu() || world_.size() == 1) return;
+  const int64_t step = state_.step();
+  records_.start({Agreement::Kind::update, step, hash_of(caller)}, [caller, step] {
+    return c10::str("calls ", caller, " in step ", step + 1);
+  });
+  records_.check(/*block=*/true);
+}
+
+void PassAgreement::recover(int64_t issued) {
+  records_.check(/*block=*/true);
+  records_.start(
+      {Agreement::Kind::recovery, issued, state_.backwards_done(), 0},
+      [issued, root = units_.root().name()] {
+        return c10::str(
+            "goes on after an exception in '", root, "', with ", issued, " collectives behind it");
+      });
+  records_.check(/*block=*/true);
+}
+
+void PassAgreement::look(bool block) {
+  if (records_.is_open() && !records_.is_following()) records_.check(block);
+}
+
+}  // namespace sherd

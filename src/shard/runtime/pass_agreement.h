@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "shard/agreement.h"
+#include "shard/runtime/bound_program.h"
+#include "shard/runtime/graph_state.h"
+#include "shard/runtime/model_units.h"
+#include "shard/runtime/pass.h"
+#include "shard/runtime/step_state.h"
+#include "shard/watch.h"
+
+namespace sherd {
+
+/// Whether a section has collectives.
+bool communicates(const Section& section);
+
+/// The points of a step at which the ranks of a model compare what they do. Each throws an error
+/// that names two ranks and what they do if that differs.
+class PassAgreement {
+ public:
+  /// Collective.
+  PassAgreement(
+      const World& world,
+      const ModelUnits& units,
+      StepState& state,
+      const GraphState& graph,
+      const BoundProgram& program,
+      Watch& watch);
+
+  /// A pass begins that all ranks make, in the same order: a forward of one rank alone would be
+  /// taken for what the others do next. `what` is for the error. `followed`: this rank has no data
+  /// and knows from the others that they begin this one.
+  void begin_pass(
+      const char* what,
+      int64_t flags,
+      const Section& section,
+      const Pass& pass,
+      const std::optional<Agreement::Record>& followed);
+  /// A unit is called where the program does not expect it.
+  void call_unforeseen(const Unit& unit, int64_t issued);
+  /// All backwards of the step are done, and the update begins.
+  void begin_update(const char* caller);
+  /// After an exception all ranks must have issued the same collectives, or the next ones would be
+  /// taken for each other.
+  void recover(int64_t issued);
+
+  /// Looks whether the last record has arrived and differs. On CPU a gather can't end before all
+  /// ranks have come this far, so waiting costs nothing, and a difference is found before anything
+  /// is computed from it. On CUDA the host looks as it goes.
+  void look(bool block);
+  /// The program is known to be the same on all ranks, or is another from now on.
+  void set_program_agreed(bool agreed) { program_agreed_ = agreed; }
+  bool is_program_agreed() const { return program_agreed_; }
+
+  /// Keeps in mind whether a rank has found something in its gradients.
+  void note_findings() { report_due_ = records_.take_findings_flag() || report_due_; }
+  bool is_report_due() const { return report_due_; }
+  void set_reported() { report_due_ = false; }
+
+  Agreement& records() { return records_; }
+  const Agreement& records() const { return records_; }
+
+ private:
+  World world_;
+  const ModelUnits& units_;
+  StepState& state_;
+  const GraphState& graph_;
+  const BoundProgram& program_;
+  Watch& watch_;
+  Agreement records_;
+  bool program_agreed_ = false;
+  bool report_due_ = false;
+};
+
+}  // namespace sherd

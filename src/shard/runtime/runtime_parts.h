@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "shard/runtime/bound_program.h"
+#include "shard/runtime/executor.h"
+#include "shard/runtime/follower.h"
+#include "shard/runtime/graph_state.h"
+#include "shard/runtime/model_units.h"
+#include "shard/runtime/order_agreement.h"
+#include "shard/runtime/pass_agreement.h"
+#include "shard/runtime/published_weights.h"
+#include "shard/runtime/step_state.h"
+#include "shard/watch.h"
+
+namespace sherd {
+
+/// What the forward, the backward and the step of a model share. Each part knows those above it.
+struct RuntimeParts {
+  /// Builds the first program. Collective.
+  explicit RuntimeParts(Unit& root);
+  RuntimeParts(const RuntimeParts&) = delete;
+  RuntimeParts& operator=(const RuntimeParts&) = delete;
+
+  World world;
+  ModelUnits units;
+  StepState state;
+  GraphState graph;
+  Watch watch;
+  BoundProgram program;
+  Executor executor;
+  PassAgreement agreement;
+  OrderAgreement orders;
+  Follower follower;
+  PublishedWeights weights;
+
+  /// From now on this program runs. Waits for what is under way.
+  void use(const std::shared_ptr<const Program>& next);
+  /// Throws if an optimizer has written main weights that are not published.
+  void check_published() const;
+};
+
+}  // namespace sherd
