@@ -15,7 +15,7 @@
 #include "forecast/device_constants.h"
 #include "forecast/rehearsal.h"
 #include "forecast/run_costs.h"
-#include "sherd/comm/device_memory.h"
+#include "sherd/device/device_memory.h"
 
 namespace sherd {
 namespace {

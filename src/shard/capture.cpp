@@ -2,7 +2,7 @@
 // A step that is recorded as a graph: the host goes through it once, and the device repeats it.
 #include <c10/util/Exception.h>
 
-#include "shard/random_state.h"
+#include "device/random_state.h"
 #include "shard/runtime.h"
 
 namespace sherd {
