@@ -2,23 +2,20 @@
 #include "bench_command.h"
 
 #include <c10/util/Exception.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "sherd/configuration/configuration.h"
+#include "child_process.h"
+#include "files/byte_text.h"
+#include "files/format_text.h"
 #include "sherd/configuration/network_file.h"
+#include "tools.h"
 #include "write_file.h"
 
 namespace sherd::app {
@@ -33,76 +30,44 @@ std::optional<Json> result_of(std::vector<std::string> words, const char* option
   const auto file = std::filesystem::temp_directory_path() /
                     ("sherd-bench-" + std::to_string(getpid()) + ".json");
   words.insert(words.end(), {option_of_file, file.string()});
-  std::vector<char*> arguments;
-  for (auto& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  pid_t child = 0;
-  const int error =
-      posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  TORCH_CHECK(error == 0, "[bench] ", words[0], " can't be started: ", std::strerror(error));
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
+  const int code = run_program(words, Output::standard_error);
   auto json = Json::parse(std::ifstream(file), nullptr, /*allow_exceptions=*/false);
   std::error_code ignored;
   std::filesystem::remove(file, ignored);
-  if (status != 0 || !json.is_object()) return std::nullopt;
+  if (code != 0 || !json.is_object()) return std::nullopt;
   return json;
 }
 
-/// The one that the build knows; where it is not there, the machine's own.
-std::string python() {
-  return access(SHERD_PYTHON, X_OK) == 0 ? SHERD_PYTHON : "python3";
-}
-
-/// The one that was built with; where it is not there, that of the repository one stands in.
-std::string peer_program() {
-  return access(SHERD_PEERS, R_OK) == 0 ? SHERD_PEERS : "bench/peers/fsdp2.py";
-}
-
 // ---- what is printed ---------------------------------------------------------------------------
-std::string format(const char* how, auto... args) {
-  std::array<char, 256> text{};
-  std::snprintf(text.data(), text.size(), how, args...);
-  return text.data();
-}
-
 /// One value in a format; nothing where nobody measured it.
 std::string shown(const Json& json, const char* key, const char* how) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_number()) return "";
-  return format(how, found->get<double>());
+  return format_text(how, found->get<double>());
 }
 
 std::string bytes_shown(const Json& json, const char* key) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_number()) return "";
-  constexpr double kMiB = 1 << 20;
-  const auto bytes = found->get<double>();
-  return bytes >= 1024 * kMiB ? format("%.1f GiB", bytes / 1024 / kMiB)
-                              : format("%.1f MiB", bytes / kMiB);
+  return byte_text(found->get<int64_t>());
 }
 
 /// Of a step: what computing is measured by, or how many there are.
 std::string speed(const Json& json) {
   const auto tflops = shown(json, "tflops", "%.4g TFLOP/s");
-  return tflops.empty() ? format("%.4g steps/s", 1 / json["seconds"].get<double>()) : tflops;
+  return tflops.empty() ? format_text("%.4g steps/s", 1 / json["seconds"].get<double>()) : tflops;
 }
 
 std::string share_of_limit(const Json& json) {
   const auto found = json.find("share_of_limit");
-  return found->is_null() ? "" : format("%.1f %%", 100 * found->get<double>());
+  return found->is_null() ? "" : format_text("%.1f %%", 100 * found->get<double>());
 }
 
 /// The host's part of a step.
 std::string host_share(const Json& json) {
   const auto found = json.find("host_seconds");
   if (found->is_null()) return "";
-  return format("%.1f %%", 100 * found->get<double>() / json["seconds"].get<double>());
+  return format_text("%.1f %%", 100 * found->get<double>() / json["seconds"].get<double>());
 }
 
 std::string last_step(const Json& json) {
@@ -250,7 +215,8 @@ BenchCommand::BenchCommand(CLI::App& app)
           "--load", load_,
           "Seconds of steps before them, so that clocks settle; else 10 on a GPU, 0 on CPU")
       ->check(CLI::NonNegativeNumber);
-  command_->add_flag("--peers", peers_, "Run PyTorch's FSDP2 on the same, too: " SHERD_PEERS);
+  command_->add_flag(
+      "--peers", peers_, "Run PyTorch's FSDP2 on the same, too: bench/peers/fsdp2.py");
   command_->add_option("--json", json_, "Write all of it")->type_name("FILE");
   command_->add_flag("--table", table_, "Print a Markdown table, with the command that made it");
   command_->add_flag("--here", here_, "One variant in this process, to --json")->group("");
@@ -278,7 +244,7 @@ std::vector<std::string> BenchCommand::words_for_sherd(const BenchVariant& varia
   std::vector<std::string> words{program,      "bench",    "--here", "--only",
                                  variant.name, "--device", device_};
   words.insert(words.end(), {"--steps", std::to_string(steps_)});
-  if (load_) words.insert(words.end(), {"--load", format("%g", *load_)});
+  if (load_) words.insert(words.end(), {"--load", format_text("%g", *load_)});
   if (!network_.empty()) words.insert(words.end(), {"--network", network_});
   if (quick_) words.emplace_back("--quick");
   return words;
@@ -287,10 +253,10 @@ std::vector<std::string> BenchCommand::words_for_sherd(const BenchVariant& varia
 /// As Sherd was run.
 std::vector<std::string> BenchCommand::words_for_peer(
     const BenchVariant& variant, double load) const {
-  std::vector<std::string> words{python(), peer_program(), "--device", device_};
+  std::vector<std::string> words{python(), peer_script(), "--device", device_};
   words.insert(words.end(), variant.peer.begin(), variant.peer.end());
   words.insert(words.end(), {"--steps", std::to_string(steps_)});
-  words.insert(words.end(), {"--seconds-of-load", format("%g", load)});
+  words.insert(words.end(), {"--seconds-of-load", format_text("%g", load)});
   if (quick_) words.emplace_back("--quick");
   return words;
 }
@@ -304,7 +270,7 @@ std::string BenchCommand::whole_command() const {
   if (device_ != "auto") words.insert(words.end(), {"--device", device_});
   if (!network_.empty()) words.insert(words.end(), {"--network", network_});
   if (steps_ != 10) words.insert(words.end(), {"--steps", std::to_string(steps_)});
-  if (load_) words.insert(words.end(), {"--load", format("%g", *load_)});
+  if (load_) words.insert(words.end(), {"--load", format_text("%g", *load_)});
   if (peers_) words.emplace_back("--peers");
   if (table_) words.emplace_back("--table");
   return joined(words, " ");
@@ -342,19 +308,8 @@ int BenchCommand::run_each() const {
 }
 
 int BenchCommand::run() const {
-  try {
-    if (!here_) return run_each();
-    run_here();
-  } catch (const ConfigurationError& error) {
-    std::cerr << error.what() << '\n';
-    return 2;
-  } catch (const c10::ValueError& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 2;
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 1;
-  }
+  if (!here_) return run_each();
+  run_here();
   return 0;
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sherd/train/bench.h"
+#include "bench/bench.h"
 
 namespace sherd::app {
 

@@ -1,42 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint_command.h"
 
-#include <c10/util/Exception.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "child_process.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/checkpoint/inspect.h"
+#include "tools.h"
 
 namespace sherd::app {
-namespace {
-
-/// Runs a program and waits; its exit code.
-int run_program(const std::vector<std::string>& words) {
-  std::vector<char*> arguments;
-  for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  const pid_t child = fork();
-  TORCH_CHECK(child >= 0, "[checkpoint] no further process: ", std::strerror(errno));
-  if (child == 0) {
-    execv(arguments[0], arguments.data());
-    std::cerr << arguments[0] << " can't be started: " << std::strerror(errno)
-              << ": ./sherd sets it up\n";
-    _exit(127);
-  }
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-}
-
-}  // namespace
 
 CheckpointCommand::CheckpointCommand(CLI::App& app)
     : command_(app.add_subcommand("checkpoint", "Look at checkpoints, or take over others")) {
@@ -61,18 +35,19 @@ int CheckpointCommand::compare() const {
   const auto differences = compare_checkpoints(folder_, other_);
   for (const auto& one : differences) {
     std::cout << one.tensor << ": ";
-    if (!one.what.empty()) {
-      std::cout << one.what << '\n';
-    } else {
-      std::cout << "at most " << one.largest << " apart, relative " << one.relative << '\n';
+    std::cout << one.what;
+    if (one.largest != 0) {  // also if it is NaN
+      if (!one.what.empty()) std::cout << "; ";
+      std::cout << "at most " << one.largest << " apart, relative " << one.relative;
     }
+    std::cout << '\n';
   }
   if (differences.empty()) std::cout << "the same, bit by bit\n";
   return differences.empty() ? 0 : 1;
 }
 
 int CheckpointCommand::import() const {
-  std::vector<std::string> words{SHERD_PYTHON, SHERD_IMPORT, folder_, other_};
+  std::vector<std::string> words{python(), import_script(), folder_, other_};
   if (config_) words.insert(words.end(), {"--config", *config_});
   if (const int code = run_program(words)) return code;
   const auto about = nlohmann::json::parse(std::ifstream(other_ + "/import.json"));
@@ -90,21 +65,13 @@ int CheckpointCommand::import() const {
 }
 
 int CheckpointCommand::run() const {
-  try {
-    if (show_->parsed()) std::cout << describe_checkpoint(folder_);
-    if (verify_->parsed()) {
-      verify_checkpoint(folder_);
-      std::cout << folder_ << " is whole\n";
-    }
-    if (diff_->parsed()) return compare();
-    if (import_->parsed()) return import();
-  } catch (const c10::ValueError& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 2;
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 2;
+  if (show_->parsed()) std::cout << describe_checkpoint(folder_);
+  if (verify_->parsed()) {
+    verify_checkpoint(folder_);
+    std::cout << folder_ << " is whole\n";
   }
+  if (diff_->parsed()) return compare();
+  if (import_->parsed()) return import();
   return 0;
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "local_ranks.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,9 +14,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "child_process.h"
 #include "sherd/train/train.h"
+#include "tools.h"
 
 namespace sherd::app {
 namespace {
@@ -70,10 +73,7 @@ int64_t local_ranks() {
 }
 
 int start_local_ranks(int64_t ranks, char** arguments) {
-  const std::string mpirun = SHERD_MPIRUN;
-  TORCH_CHECK(
-      !mpirun.empty(), "[launch] this build has no MPI, so it can't start ", ranks,
-      " ranks by itself: start it with torchrun, or build with MPI");
+  const auto program = mpirun();
   if (geteuid() == 0) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
@@ -89,8 +89,8 @@ int start_local_ranks(int64_t ranks, char** arguments) {
       readlink("/proc/self/exe", self.data(), self.size() - 1) > 0,
       "[launch] /proc/self/exe can't be read: ", std::strerror(errno));
   const auto count = std::to_string(ranks);
-  std::vector<const char*> command{mpirun.c_str(), "-n",   count.c_str(), "--oversubscribe",
-                                   "--bind-to",    "none", self.data()};
+  std::vector<const char*> command{program.c_str(), "-n",   count.c_str(), "--oversubscribe",
+                                   "--bind-to",     "none", self.data()};
   for (char** argument = arguments + 1; *argument; ++argument) command.push_back(*argument);
   command.push_back(nullptr);
 
@@ -108,15 +108,24 @@ int start_local_ranks(int64_t ranks, char** arguments) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     const int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
-    execv(mpirun.c_str(), const_cast<char* const*>(command.data()));
+    execvp(program.c_str(), const_cast<char* const*>(command.data()));
     std::fprintf(
-        stderr, "[launch] %s can't be started: %s\n", mpirun.c_str(), std::strerror(errno));
+        stderr, "[launch] %s can't be started: %s\n", program.c_str(), std::strerror(errno));
     _exit(127);
   }
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return exit_code_of_child(child);
+}
+
+void check_launched_ranks(int64_t wanted) {
+  TORCH_CHECK_VALUE(
+      !has_launcher() || wanted == launched_ranks(), "--ranks ", wanted,
+      ": a launcher has started ", launched_ranks(), " ranks; leave --ranks out");
+}
+
+void share_cores() {
+  if (std::getenv("OMP_NUM_THREADS")) return;
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / local_ranks())));
 }
 
 }  // namespace sherd::app

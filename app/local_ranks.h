@@ -19,5 +19,9 @@ int64_t local_ranks();
 /// Has mpirun start the same command `ranks` times and waits for the end; returns its exit code. A
 /// first SIGINT or SIGTERM asks the ranks to stop after their step, a second one ends them.
 int start_local_ranks(int64_t ranks, char** arguments);
+/// Throws if a launcher has started another number of ranks than were asked for.
+void check_launched_ranks(int64_t wanted);
+/// Gives this process its part of the machine's cores, unless OMP_NUM_THREADS says how many.
+void share_cores();
 
 }  // namespace sherd::app

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "network_command.h"
 
-#include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
-
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <thread>
 
 #include "local_ranks.h"
 #include "sherd/forecast/measure_network.h"
+#include "write_file.h"
 
 namespace sherd::app {
 namespace {
@@ -35,13 +29,6 @@ void print_table(
   }
 }
 
-void write_to(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  TORCH_CHECK(file, "[network] ", path, " can't be written: give another path with --out");
-}
-
 }  // namespace
 
 NetworkCommand::NetworkCommand(CLI::App& app)
@@ -60,33 +47,14 @@ void NetworkCommand::measure() const {
   print_table(network, timed, world.size());
   const auto text = to_text(network);
   std::cout << text << std::flush;
-  if (!out_.empty()) write_to(out_, text);
+  if (!out_.empty()) write_file(out_, text);
 }
 
 int NetworkCommand::run(char** arguments) const {
   if (ranks_ && *ranks_ > 1 && !has_launcher()) return start_local_ranks(*ranks_, arguments);
-  if (ranks_ && has_launcher() && *ranks_ != launched_ranks()) {
-    std::cerr << rank_text() << "--ranks " << *ranks_ << ": a launcher has started "
-              << launched_ranks() << " ranks; leave --ranks out\n";
-    return 2;
-  }
-  // Ranks of one machine share its cores, as they will in training.
-  if (!std::getenv("OMP_NUM_THREADS")) {
-    const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-    at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / local_ranks())));
-  }
-  try {
-    measure();
-  } catch (const c10::ValueError& error) {
-    std::cerr << rank_text() << error.what_without_backtrace() << std::endl;
-    return 2;
-  } catch (const c10::Error& error) {
-    std::cerr << rank_text() << error.what_without_backtrace() << std::endl;
-    return 1;
-  } catch (const std::exception& error) {
-    std::cerr << rank_text() << error.what() << std::endl;
-    return 1;
-  }
+  if (ranks_) check_launched_ranks(*ranks_);
+  share_cores();  // as in training
+  measure();
   return 0;
 }
 

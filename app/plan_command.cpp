@@ -35,29 +35,13 @@ PlanCommand::PlanCommand(CLI::App& app)
 }
 
 int PlanCommand::run() const {
-  try {
-    plan();
-  } catch (const ConfigurationError& error) {
-    std::cerr << error.what() << '\n';
-    return 2;
-  } catch (const c10::ValueError& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 2;
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 1;
-  }
-  return 0;
-}
-
-void PlanCommand::plan() const {
   PlanOptions options{.ranks = world_, .worlds = worlds_};
   if (!network_.empty()) options.network = read_network(network_);
   if (!times_.empty()) options.times = read_unit_times(times_);
   const auto plan = plan_run(read_configuration(files_[0], overrides_), options);
   if (files_.size() == 2) {
     std::cout << difference(plan, plan_run(read_configuration(files_[1], overrides_), options));
-    return;
+    return 0;
   }
   TORCH_CHECK_VALUE(
       trace_.empty() || plan.timeline, "--trace ", trace_,
@@ -73,6 +57,7 @@ void PlanCommand::plan() const {
     std::cout << plan.to_text();
     if (program_) std::cout << '\n' << plan.program.to_text();
   }
+  return 0;
 }
 
 }  // namespace sherd::app

@@ -18,8 +18,6 @@ class PlanCommand {
   int run() const;  ///< the exit code
 
  private:
-  void plan() const;
-
   CLI::App* command_;
   std::vector<std::string> files_;
   std::vector<std::string> overrides_;

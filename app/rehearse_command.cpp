@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rehearse_command.h"
 
-#include <c10/util/Exception.h>
-
 #include <iostream>
 
 #include "sherd/forecast/rehearse.h"
@@ -38,26 +36,10 @@ RehearseCommand::RehearseCommand(CLI::App& app)
 }
 
 int RehearseCommand::run() const {
-  try {
-    rehearse();
-  } catch (const ConfigurationError& error) {
-    std::cerr << error.what() << '\n';
-    return 2;
-  } catch (const c10::ValueError& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 2;
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 1;
-  }
-  return 0;
-}
-
-void RehearseCommand::rehearse() const {
   RehearseOptions options{.worlds = worlds_, .steps = steps_, .load = load_, .profile = profile_};
   if (!network_.empty()) options.network = read_network(network_);
   options.say = [](const std::string& line) { std::cerr << line << std::endl; };
-  const auto worlds = sherd::rehearse(read_configuration(file_, overrides_), options);
+  const auto worlds = rehearse(read_configuration(file_, overrides_), options);
   const auto& first = worlds.front();
   if (!times_.empty()) write_file(times_, to_json(first.times));
   if (!html_.empty()) write_file(html_, first.plan.to_html());
@@ -68,6 +50,7 @@ void RehearseCommand::rehearse() const {
     write_file(trace_, chrome_trace(both));
   }
   std::cout << (json_ ? first.plan.to_json() + "\n" : first.plan.to_text());
+  return 0;
 }
 
 }  // namespace sherd::app

@@ -15,8 +15,6 @@ class RehearseCommand {
   int run() const;  ///< the exit code
 
  private:
-  void rehearse() const;
-
   CLI::App* command_;
   std::string file_;
   std::vector<std::string> overrides_;

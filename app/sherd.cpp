@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
-#include <exception>
 #include <iostream>
 
 #include "bench_command.h"
 #include "checkpoint_command.h"
+#include "exit_code.h"
 #include "network_command.h"
 #include "plan_command.h"
 #include "rehearse_command.h"
@@ -25,34 +25,36 @@ struct ClosesWorlds {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  const ClosesWorlds closes_worlds;
+int main(int argc, char** argv) {
+  const ClosesWorlds closes_worlds;  // after an error's message
+  using namespace sherd::app;
   CLI::App app("Sherd: fully sharded training on LibTorch", "sherd");
   app.require_subcommand(1);
   auto* version =
       app.add_subcommand("version", "Print the versions of Sherd and what it stands on");
-  const sherd::app::TrainCommand train(app);
-  const sherd::app::PlanCommand plan(app);
-  const sherd::app::RehearseCommand rehearse(app);
-  const sherd::app::NetworkCommand network(app);
-  const sherd::app::BenchCommand bench(app);
-  const sherd::app::TokenizeCommand tokenize(app);
-  const sherd::app::CheckpointCommand checkpoint(app);
+  const TrainCommand train(app);
+  const PlanCommand plan(app);
+  const RehearseCommand rehearse(app);
+  const NetworkCommand network(app);
+  const BenchCommand bench(app);
+  const TokenizeCommand tokenize(app);
+  const CheckpointCommand checkpoint(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return app.exit(error) == 0 ? 0 : kRefused;
   }
-  if (version->parsed()) std::cout << sherd::version_text();
-  if (train.parsed()) return train.run(argv);
-  if (plan.parsed()) return plan.run();
-  if (rehearse.parsed()) return rehearse.run();
-  if (network.parsed()) return network.run(argv);
-  if (bench.parsed()) return bench.run();
-  if (tokenize.parsed()) return tokenize.run();
-  if (checkpoint.parsed()) return checkpoint.run();
-  return 0;
-} catch (const std::exception& error) {
-  std::cerr << "sherd: " << error.what() << '\n';
-  return 1;
+  const auto run = [&] {
+    if (train.parsed()) return train.run(argv);
+    if (plan.parsed()) return plan.run();
+    if (rehearse.parsed()) return rehearse.run();
+    if (network.parsed()) return network.run(argv);
+    if (bench.parsed()) return bench.run();
+    if (tokenize.parsed()) return tokenize.run();
+    if (checkpoint.parsed()) return checkpoint.run();
+    if (version->parsed()) std::cout << sherd::version_text();
+    return 0;
+  };
+  // `checkpoint diff` uses 1 to say that two checkpoints differ.
+  return exit_code_of(run, checkpoint.parsed() ? kRefused : kFailed);
 }

@@ -1,32 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tokenize_command.h"
 
-#include <c10/util/Exception.h>
-
 #include <iomanip>
 #include <iostream>
 #include <sstream>
 
+#include "files/quoted_text.h"
+
 namespace sherd::app {
 namespace {
-
-/// A TOML string.
-std::string quoted(const std::string& text) {
-  std::ostringstream into;
-  into << '"';
-  for (const char letter : text) {
-    const auto byte = static_cast<unsigned char>(letter);
-    if (letter == '"' || letter == '\\') {
-      into << '\\' << letter;
-    } else if (byte < 0x20 || byte == 0x7F) {
-      into << "\\u" << std::hex << std::setw(4) << std::setfill('0') << int{byte} << std::dec;
-    } else {
-      into << letter;
-    }
-  }
-  into << '"';
-  return into.str();
-}
 
 std::string text_of(const TokenizeResult& result, const std::string& out) {
   std::ostringstream text;
@@ -65,15 +47,7 @@ TokenizeCommand::TokenizeCommand(CLI::App& app)
 }
 
 int TokenizeCommand::run() const {
-  try {
-    std::cout << text_of(tokenize(options_), options_.out);
-  } catch (const c10::ValueError& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 2;
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << '\n';
-    return 1;
-  }
+  std::cout << text_of(tokenize(options_), options_.out);
   return 0;
 }
 

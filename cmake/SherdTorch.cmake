@@ -2,18 +2,35 @@
 # sherd::torch: LibTorch as it lies in the PyPI wheel. find_package(Torch) of that wheel fails
 # without a CUDA toolkit, so its libraries are declared here, for builds with and without CUDA, and
 # for the projects that use an installed Sherd.
-# In: SHERD_PREFIX (a virtual environment) or SHERD_TORCH_DIR (the package's folder), SHERD_WITH_CUDA.
+# In: SHERD_TORCH_DIR (the folder of the Python package torch); without it torch is looked for in Torch_DIR and
+# CMAKE_PREFIX_PATH, as find_package(Torch) does, then in the Python environment SHERD_PREFIX and the active one.
+# SHERD_WITH_CUDA; SHERD_TORCH_VERSION, if another version is an error. Out: SHERD_TORCH_DIR, SHERD_NVIDIA_DIR.
 include_guard(GLOBAL)
 if(NOT SHERD_TORCH_DIR)
-  file(GLOB found ${SHERD_PREFIX}/lib/python3*/site-packages/torch/include)
-  if(NOT found)
-    message(FATAL_ERROR "No torch under ${SHERD_PREFIX}: run ./sherd build, which installs the wheel, "
-                        "or set SHERD_TORCH_DIR to the folder of the Python package torch")
+  set(environments "")
+  foreach(prefix IN ITEMS "${SHERD_PREFIX}" "$ENV{VIRTUAL_ENV}" "$ENV{CONDA_PREFIX}")
+    if(prefix)
+      file(GLOB packages ${prefix}/lib/python3*/site-packages/torch)
+      list(APPEND environments ${packages})
+    endif()
+  endforeach()
+  find_path(SHERD_TORCH_CONFIG TorchConfig.cmake NO_CACHE NO_DEFAULT_PATH
+            HINTS ${Torch_DIR} ${CMAKE_PREFIX_PATH} ${environments} PATH_SUFFIXES Torch share/cmake/Torch)
+  if(NOT SHERD_TORCH_CONFIG)
+    message(FATAL_ERROR "No torch under '${SHERD_PREFIX}', in CMAKE_PREFIX_PATH or in an active Python environment: run "
+                        "./sherd build, which installs the wheel, or set SHERD_TORCH_DIR to the folder of the Python "
+                        "package torch")
   endif()
-  list(GET found 0 found)
-  get_filename_component(SHERD_TORCH_DIR ${found} DIRECTORY)
+  cmake_path(SET SHERD_TORCH_DIR NORMALIZE ${SHERD_TORCH_CONFIG}/../../..)
 endif()
-get_filename_component(SHERD_NVIDIA_DIR ${SHERD_TORCH_DIR}/../nvidia ABSOLUTE)
+cmake_path(SET SHERD_NVIDIA_DIR NORMALIZE ${SHERD_TORCH_DIR}/../nvidia)
+file(STRINGS ${SHERD_TORCH_DIR}/version.py torch_version REGEX "^__version__ = ")
+string(REGEX REPLACE "^__version__ = '(.*)'" "\\1" torch_version "${torch_version}")
+if(SHERD_TORCH_VERSION AND NOT SHERD_TORCH_VERSION STREQUAL torch_version)
+  message(FATAL_ERROR "Sherd was built with torch ${SHERD_TORCH_VERSION}, but ${SHERD_TORCH_DIR} is torch ${torch_version}: "
+                      "set SHERD_TORCH_DIR to the folder of that version's Python package torch")
+endif()
+set(SHERD_TORCH_VERSION ${torch_version})
 
 add_library(sherd_torch INTERFACE IMPORTED GLOBAL)
 add_library(sherd::torch ALIAS sherd_torch)
@@ -35,8 +52,9 @@ if(SHERD_WITH_CUDA)
                                                            ${CUDAToolkit_INCLUDE_DIRS})
   endif()
 endif()
+# --no-as-needed: libtorch_cuda registers its operators when loaded; nothing refers to it by name. And a program
+# outside finds for an installed libsherd what that needs, see SherdConfig.cmake.in.
+target_link_options(sherd_torch INTERFACE -Wl,--no-as-needed)
 foreach(library IN LISTS libraries)
-  # --no-as-needed: libtorch_cuda registers its operators when loaded; nothing refers to it by name.
-  target_link_libraries(sherd_torch INTERFACE
-                        -Wl,--no-as-needed ${SHERD_TORCH_DIR}/lib/lib${library}.so -Wl,--as-needed)
+  target_link_libraries(sherd_torch INTERFACE ${SHERD_TORCH_DIR}/lib/lib${library}.so)
 endforeach()

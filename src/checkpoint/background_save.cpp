@@ -17,17 +17,14 @@
 #include <utility>
 
 #include "checkpoint/collective.h"
-#include "checkpoint/writer.h"
+#include "checkpoint/save_stages.h"
 #include "sherd/checkpoint/checkpoint.h"
 
 namespace sherd {
 
 struct BackgroundSave::State {
-  std::shared_ptr<Runtime> runtime;
-  UnfinishedFolder unfinished;
-  SaveOptions options;
-  FilePlan plan;
-  std::optional<AdamW::Progress> progress;
+  std::shared_ptr<Runtime> runtime;     // of the model that `copies` has room for
+  std::optional<SaveStages> stages;     // of the last save
   std::vector<StoredParameter> copies;  // on the host; the memory serves one save after another
   std::optional<c10::Stream> stream;
   std::optional<c10::Event> copied;
@@ -151,28 +148,18 @@ void BackgroundSave::begin(
   TORCH_CHECK(
       !under_way(), "[checkpoint] ", folder, ": the save before is not finished: finish it");
   auto& state = *state_;
-  const auto runtime = Runtime::of_model(model, "BackgroundSave");
-  runtime->check_between_steps("BackgroundSave");
-  runtime->wait_until_idle("BackgroundSave");
-  runtime->units().check_initialised();
-  const bool fresh = std::exchange(state.runtime, runtime) != runtime;
-  state.unfinished = UnfinishedFolder(folder);
-  state.options = options;
-  std::vector<StoredParameter> parameters;
-  on_all_ranks(*runtime, [&] {
-    parameters = stored_parameters(model, *runtime, optimizer, options.slices, Purpose::save);
-    if (fresh || !state.fits(parameters)) state.reserve(parameters);
-    state.plan = plan_files(parameters, options.export_dtype);
-    state.progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
-    if (runtime->world().rank() == 0) state.unfinished.make();
-  });
+  const auto& stages = state.stages.emplace(model, folder, options, "BackgroundSave");
+  const bool fresh = std::exchange(state.runtime, stages.runtime()) != stages.runtime();
+  const auto parameters =
+      state.stages->prepare(model, optimizer, [&](const std::vector<StoredParameter>& found) {
+        if (fresh || !state.fits(found)) state.reserve(found);
+      });
   // After the ranks have talked: what they say would wait behind the copies.
   for (size_t i = 0; i < parameters.size(); ++i) state.copies[i].slices = parameters[i].slices;
   state.copy(parameters);
   state.start(State::Stage::parts, [&state] {
     if (state.copied) state.copied->synchronize();
-    const auto rank = state.runtime->world().rank();
-    write_part(state.unfinished, state.copies, state.plan, rank);
+    state.stages->write_part(state.copies);
   });
 }
 
@@ -194,23 +181,14 @@ bool BackgroundSave::advance() {
   if (!under_way()) return true;
   state.join();
   const auto stage = std::exchange(state.stage, State::Stage::none);
-  try {
+  state.stages->discard_on_error([&] {
     on_all_ranks(*state.runtime, [&] {
       if (state.problem) std::rethrow_exception(state.problem);
     });
-  } catch (const c10::Error&) {
-    if (state.runtime->world().rank() == 0) state.unfinished.discard();  // nobody writes any more
-    throw;
-  }
+  });
   if (stage == State::Stage::state) return true;
   std::function<void()> work;
-  const auto& world = state.runtime->world();
-  if (world.rank() == 0) {
-    work = [&state, ranks = world.size()] {
-      write_state(state.unfinished, state.plan, ranks, state.progress, state.options);
-      state.unfinished.finish();
-    };
-  }
+  if (state.stages->is_first_rank()) work = [&state] { state.stages->write_state(); };
   state.start(State::Stage::state, work);
   return false;
 }

@@ -58,6 +58,31 @@ std::pair<double, double> distance(
   return {largest, difference == 0 ? 0 : std::sqrt(difference / norm)};
 }
 
+std::string dtype_difference(const PlannedTensor& a, const PlannedTensor& b) {
+  if (a.dtype == b.dtype) return "";
+  std::ostringstream out;
+  out << "dtype " << a.dtype << " and " << b.dtype;
+  return out.str();
+}
+
+/// The tensors of the model where either checkpoint has main weights as well: their values follow
+/// from those, their dtypes do not.
+void add_model_dtypes(
+    const CheckpointReader& one,
+    const CheckpointReader& other,
+    std::vector<TensorDifference>& result) {
+  for (const auto& [name, tensor] : one.tensors(Set::model)) {
+    const auto found = other.tensors(Set::model).find(name);
+    if (found == other.tensors(Set::model).end()) continue;
+    if (!one.tensors(Set::main).contains(name) && !other.tensors(Set::main).contains(name)) {
+      continue;
+    }
+    if (const auto text = dtype_difference(tensor, found->second); !text.empty()) {
+      result.push_back({name + " (" + to_text(Set::model) + ")", text});
+    }
+  }
+}
+
 }  // namespace
 
 std::string describe_checkpoint(const std::string& folder) {
@@ -95,19 +120,25 @@ std::vector<TensorDifference> compare_checkpoints(
       const auto found = theirs[set].find(name);
       if (found == theirs[set].end()) {
         result.push_back({label(name), "only in " + one});
-      } else if (found->second.shape != tensor.shape) {
+        continue;
+      }
+      const auto& same = found->second;
+      if (same.shape != tensor.shape) {
         result.push_back(
-            {label(name),
-             "shape " + shape_text(tensor.shape) + " and " + shape_text(found->second.shape)});
-      } else if (const auto [largest, relative] = distance(first, tensor, second, found->second);
-                 largest != 0) {
-        result.push_back({label(name), "", largest, relative});
+            {label(name), "shape " + shape_text(tensor.shape) + " and " + shape_text(same.shape)});
+        continue;
+      }
+      const auto dtypes = dtype_difference(tensor, same);
+      const auto [largest, relative] = distance(first, tensor, second, same);
+      if (!dtypes.empty() || largest != 0) {
+        result.push_back({label(name), dtypes, largest, relative});
       }
     }
     for (const auto& [name, tensor] : theirs[set]) {
       if (!ours[set].contains(name)) result.push_back({label(name), "only in " + other});
     }
   }
+  add_model_dtypes(first, second, result);
   return result;
 }
 

@@ -150,24 +150,37 @@ LoadedState load(
 }
 
 void load_elements(
-    const torch::nn::Module& model, const SlicesOf& slices, const ReadElements& read) {
+    const torch::nn::Module& model,
+    const SlicesOf& slices,
+    const ReadElements& read,
+    const CheckTensor& check) {
   const auto runtime = runtime_to_load(model, "load_elements");
+  std::vector<StoredParameter> parameters;
+  const auto each_run_here = [&](const std::function<void(const StoredParameter&, const Run&)>& f) {
+    for (const auto& parameter : parameters) {
+      if (parameter.buffer.defined()) continue;
+      const int64_t end = parameter.begin + parameter.pieces[Set::main].numel();
+      each_run(parameter.slices, parameter.begin, end, [&](const Run& run) { f(parameter, run); });
+    }
+  };
+  on_all_ranks_for_long(*runtime, [&] {
+    parameters = stored_parameters(model, *runtime, nullptr, slices, Purpose::load);
+    std::set<std::string> tensors;
+    each_run_here([&](const StoredParameter&, const Run& run) {
+      if (check && tensors.insert(*run.tensor).second) check(*run.tensor);
+    });
+  });
   on_all_ranks_for_long(*runtime, [&] {
     const c10::NoGradGuard no_grad;
-    for (const auto& parameter :
-         stored_parameters(model, *runtime, nullptr, slices, Purpose::load)) {
-      if (parameter.buffer.defined()) continue;
+    each_run_here([&](const StoredParameter& parameter, const Run& run) {
       const auto& piece = parameter.pieces[Set::main];
-      const int64_t end = parameter.begin + piece.numel();
-      each_run(parameter.slices, parameter.begin, end, [&](const Run& run) {
-        for (int64_t done = 0; done < run.length;) {
-          const int64_t count = std::min(run.length - done, kAtOnce);
-          const auto values = read(*run.tensor, run.in_tensor + done, count);
-          piece.narrow(0, run.in_parameter + done - parameter.begin, count).copy_(values);
-          done += count;
-        }
-      });
-    }
+      for (int64_t done = 0; done < run.length;) {
+        const int64_t count = std::min(run.length - done, kAtOnce);
+        const auto values = read(*run.tensor, run.in_tensor + done, count);
+        piece.narrow(0, run.in_parameter + done - parameter.begin, count).copy_(values);
+        done += count;
+      }
+    });
   });
   runtime->publish_loaded();
 }

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
-
 #include "checkpoint/collective.h"
-#include "checkpoint/writer.h"
+#include "checkpoint/save_stages.h"
 #include "sherd/checkpoint/checkpoint.h"
 
 namespace sherd {
@@ -13,32 +10,12 @@ void save(
     const AdamW* optimizer,
     const std::string& folder,
     const SaveOptions& options) {
-  const auto runtime = Runtime::of_model(model, "save");
-  runtime->check_between_steps("save");
-  runtime->wait_until_idle("save");
-  runtime->units().check_initialised();
-  const auto& world = runtime->world();
-  const UnfinishedFolder unfinished(folder);
-  std::vector<StoredParameter> parameters;
-  FilePlan plan;
-  on_all_ranks(*runtime, [&] {
-    parameters = stored_parameters(model, *runtime, optimizer, options.slices, Purpose::save);
-    plan = plan_files(parameters, options.export_dtype);
-    if (world.rank() == 0) unfinished.make();
+  SaveStages stages(model, folder, options, "save");
+  const auto parameters = stages.prepare(model, optimizer);
+  stages.discard_on_error([&] {
+    on_all_ranks_for_long(*stages.runtime(), [&] { stages.write_part(parameters); });
+    on_all_ranks_for_long(*stages.runtime(), [&] { stages.write_state(); });
   });
-  try {
-    const auto progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
-    on_all_ranks_for_long(
-        *runtime, [&] { write_part(unfinished, parameters, plan, world.rank()); });
-    on_all_ranks_for_long(*runtime, [&] {
-      if (world.rank() != 0) return;
-      write_state(unfinished, plan, world.size(), progress, options);
-      unfinished.finish();
-    });
-  } catch (const c10::Error&) {
-    if (world.rank() == 0) unfinished.discard();  // nobody writes any more
-    throw;
-  }
 }
 
 }  // namespace sherd

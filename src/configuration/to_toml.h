@@ -6,11 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "files/quoted_text.h"
+
 // Values as a configuration has them.
 namespace sherd {
 
 std::string join(const std::vector<std::string>& words, const char* between);
-std::string quoted(const std::string& text);
 /// As short as reads the same again.
 std::string number(double value);
 

@@ -15,7 +15,7 @@
 #include "forecast/device_constants.h"
 #include "forecast/rehearsal.h"
 #include "forecast/run_costs.h"
-#include "sherd/comm/device_memory.h"
+#include "sherd/device/device_memory.h"
 
 namespace sherd {
 namespace {
@@ -74,10 +74,15 @@ auto place_of(const Choice& choice, bool network_known) {
       waits && !network_known, nanoseconds, waits, mode, train.recompute_layers, choice.bytes);
 }
 
-std::vector<size_t> layers_of(const Program& program) {
-  std::vector<size_t> layers;
-  for (size_t i = 0; i < program.units().size(); ++i) {
-    if (program.units()[i].name.rfind("layer", 0) == 0) layers.push_back(i);
+/// Returns the units that are recomputed with each layer.
+std::vector<std::vector<size_t>> layers_of(const Rehearsal& rehearsal) {
+  std::vector<std::vector<size_t>> layers;
+  for (size_t i = 0; i < rehearsal.operations.size(); ++i) {
+    const auto& layer = rehearsal.operations[i].layer;
+    if (!layer) continue;
+    const auto number = static_cast<size_t>(*layer);
+    if (layers.size() <= number) layers.resize(number + 1);
+    layers[number].push_back(i);
   }
   return layers;
 }
@@ -162,7 +167,7 @@ class Search {
                         byte_text(more), ").");
     }
     return text +
-           " RebuildHints ranks alone do not help: a shorter data.seq or a smaller data.batch "
+           " More ranks alone do not help: a shorter data.seq or a smaller data.batch "
            "would.";
   }
 
@@ -186,7 +191,7 @@ class Search {
 
   /// By the number of layers, from one on: see Note [Activations between two rehearsals].
   std::vector<Way> ways_of(const char* mode, const Rehearsal& plain) const {
-    const auto layers = layers_of(plain.program);
+    const auto layers = layers_of(plain);
     const int64_t all = std::ssize(layers);
     std::vector<Way> ways;
     std::optional<Rehearsal> before;
@@ -195,8 +200,9 @@ class Search {
       auto now = rehearse(with(mode, last));
       int64_t less = 0;
       for (int64_t count = std::ssize(ways) + 1; count < last; ++count) {
-        const size_t unit = layers[static_cast<size_t>(count - 1)];
-        less += before->kept[unit] - now.kept[unit];
+        for (const size_t unit : layers[static_cast<size_t>(count - 1)]) {
+          less += before->kept[unit] - now.kept[unit];
+        }
         const int64_t most = std::max(now.activations, before->activations - less);
         ways.push_back(way(mode, count, most, plain));
       }

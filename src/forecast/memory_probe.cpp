@@ -10,7 +10,7 @@
 #include "configuration/byte_size.h"
 #include "forecast/rehearsal.h"
 #include "forecast/run_costs.h"
-#include "sherd/comm/device_memory.h"
+#include "sherd/device/device_memory.h"
 #include "sherd/shard/diagnostics.h"
 
 namespace sherd {

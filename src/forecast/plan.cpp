@@ -28,31 +28,23 @@ int64_t ranks_of(const Configuration& configuration, const PlanOptions& options)
 
 std::vector<AxisTraffic> traffic_of_step(const Program& program, const Network& network) {
   std::map<std::pair<std::string, Collective>, AxisTraffic> rows;
-  const auto add = [&](const Section& section) {
-    for (const auto& one : section.instructions) {
-      const bool gathers = one.action == Action::gather || one.action == Action::refresh;
-      if (one.axis == AxisKind::none || (!gathers && one.action != Action::reduce)) continue;
+  for (const auto* section : program.step()) {
+    for (const auto& one : section->instructions) {
+      const auto collective = collective_of(one);
+      if (!collective) continue;
       const auto& group =
           program.units()[static_cast<size_t>(one.unit)].groups[static_cast<size_t>(one.group)];
       const bool outer = one.axis == AxisKind::outer;
       const auto& axis = outer ? group.axes.outer : group.axes.inner;
       const int64_t size = outer ? group.axis_sizes.outer : group.axis_sizes.inner;
-      const auto collective = gathers       ? Collective::all_gather
-                              : one.scatter ? Collective::reduce_scatter
-                                            : Collective::all_reduce;
-      auto& row = rows[{axis, collective}];
+      auto& row = rows[{axis, *collective}];
       row.axis = axis;
-      row.collective = to_text(collective);
+      row.collective = to_text(*collective);
       ++row.calls;
       row.bytes += one.bytes;
-      row.wire += wire_bytes(collective, one.bytes, size);
-      row.seconds += seconds(network.link(axis), collective, one.bytes, size);
+      row.wire += wire_bytes(*collective, one.bytes, size);
+      row.seconds += seconds(network.link(axis), *collective, one.bytes, size);
     }
-  };
-  const int64_t passes = program.options().micro_batches;
-  for (int64_t pass = 0; pass < passes; ++pass) {
-    add(program.forward({.changed = pass == 0}));
-    add(program.backward({.first = pass == 0, .last = pass + 1 == passes, .kept = true}));
   }
   std::vector<AxisTraffic> result;
   for (auto& [key, row] : rows) result.push_back(std::move(row));

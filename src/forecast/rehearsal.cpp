@@ -2,9 +2,10 @@
 #include "forecast/rehearsal.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
+#include <map>
 
 #include "configuration/optimizer.h"
 #include "configuration/setup.h"
@@ -35,34 +36,22 @@ Batch batch_of(const Configuration& configuration) {
   return batch;
 }
 
-/// Products take two operations per weight and token, but for a table that is looked up; attention
-/// has no weights and is shared by the units between.
-std::vector<double> flops_of(const Program& program, double forward_flops) {
-  std::vector<double> flops;
-  double sum = 0;
-  double layers = 0;
+/// The model's operations in the order of the program's units.
+std::vector<UnitOperations> operations_of(
+    const Program& program, const LanguageModel& model, int64_t seq) {
+  std::map<std::string, UnitOperations> by_name;
+  for (auto& one : model.operations(seq)) by_name[one.unit] = one;
+  const auto inside = model.named_modules("", /*include_self=*/false);
+  std::vector<UnitOperations> result;
   for (const auto& unit : program.units()) {
-    double weights = 0;
-    for (const auto& group : unit.groups) weights += static_cast<double>(group.elements);
-    const bool looked_up = unit.name == "embedding";
-    flops.push_back(looked_up ? 0 : 2 * weights);
-    sum += flops.back();
-    layers += unit.name.rfind("layer", 0) == 0;
+    // The model itself has another name in the program.
+    const auto found = by_name.extract(inside.contains(unit.name) ? unit.name : "");
+    result.push_back(found ? found.mapped() : UnitOperations{unit.name});
   }
-  // Where a token takes only some of the weights (experts), layers have less than that.
-  double in_layers = 0;
-  const auto is_layer = [&](size_t i) { return program.units()[i].name.rfind("layer", 0) == 0; };
-  for (size_t i = 0; i < flops.size(); ++i) in_layers += is_layer(i) ? flops[i] : 0;
-  const double rest = forward_flops - sum;
-  for (size_t i = 0; i < flops.size(); ++i) {
-    if (!is_layer(i)) continue;
-    if (rest >= 0) {
-      flops[i] += rest / layers;
-    } else {
-      flops[i] *= std::max(0.0, 1 + rest / in_layers);
-    }
-  }
-  return flops;
+  TORCH_INTERNAL_ASSERT(
+      by_name.empty(), "[forecast] the model counts operations of '", by_name.begin()->first,
+      "', which is not one of its units");
+  return result;
 }
 
 }  // namespace
@@ -94,7 +83,7 @@ Rehearsal dry_run(
   result.activations = memory.peak();
   for (const auto& parameter : model->parameters()) result.parameters += parameter.numel();
   result.flops_per_token = model->flops_per_token(configuration.data.seq);
-  result.flops = flops_of(result.program, result.flops_per_token / 3);
+  result.operations = operations_of(result.program, *model, configuration.data.seq);
   return result;
 }
 

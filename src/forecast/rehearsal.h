@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sherd/configuration/configuration.h"
+#include "sherd/models/language_model.h"
 #include "sherd/plan/price.h"
 #include "sherd/plan/program.h"
 #include "sherd/shard/diagnostics.h"
@@ -25,8 +26,7 @@ struct Rehearsal {
   int64_t activations = 0;
   int64_t parameters = 0;
   double flops_per_token = 0;
-  /// By unit: its share of the products of one call's forward.
-  std::vector<double> flops{};
+  std::vector<UnitOperations> operations{};  ///< by unit of the program
 };
 
 /// `target`: the kind of device that the run is meant for. `rank`: whose elements it has; ranks

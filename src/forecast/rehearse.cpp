@@ -15,7 +15,7 @@
 #include "device/timing.h"
 #include "forecast/graphed_steps.h"
 #include "forecast/memory_probe.h"
-#include "sherd/comm/device_memory.h"
+#include "sherd/device/device_memory.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"

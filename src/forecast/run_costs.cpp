@@ -37,16 +37,14 @@ Costs estimated_costs(
   const auto tokens = static_cast<double>(data.batch * data.seq);
   const auto& train = configuration.train;
   Costs costs;
-  int64_t layer = 0;
-  for (size_t i = 0; i < rehearsal.flops.size(); ++i) {
-    const double forward = rehearsal.flops[i] * tokens / (device.tflops * 1e12);
+  const auto recomputes = [&](const UnitOperations& unit) {
+    return unit.layer && (train.recompute_layers == 0 || *unit.layer < train.recompute_layers);
+  };
+  for (const auto& unit : rehearsal.operations) {
+    const double forward = unit.forward * tokens / (device.tflops * 1e12);
     double again = 0;
-    if (rehearsal.program.units()[i].name.rfind("layer", 0) == 0) {
-      const bool mine = train.recompute_layers == 0 || layer < train.recompute_layers;
-      if (mine && train.recompute == "full") again = forward;
-      if (mine && train.recompute == "selective") again = forward * kSelectiveShare;
-      ++layer;
-    }
+    if (recomputes(unit) && train.recompute == "full") again = forward;
+    if (recomputes(unit) && train.recompute == "selective") again = forward * kSelectiveShare;
     costs.units.push_back({forward, 2 * forward + again});
   }
   costs.memory_bandwidth = device.memory_bandwidth;

@@ -10,9 +10,9 @@
 
 #include <algorithm>
 
+#include "device/random_state.h"
 #include "shard/autocast_state.h"
 #include "shard/parameter_node.h"
-#include "shard/random_state.h"
 #include "shard/region.h"
 
 namespace sherd {

@@ -62,13 +62,7 @@ class Walk {
     timeline_ = {};
     timeline_.exposed.assign(program_.units().size(), 0);
     owners_.assign(program_.slots().size(), kNone);
-    const int64_t passes = program_.options().micro_batches;
-    for (int64_t pass = 0; pass < passes; ++pass) {
-      const bool first = pass == 0;
-      // What a forward keeps gathered is released by the backward after it.
-      run(program_.forward({.changed = first}));
-      run(program_.backward({.first = first, .last = pass + 1 == passes, .kept = true}));
-    }
+    for (const auto* section : program_.step()) run(*section);
     run(program_.update());
     timeline_.seconds = queue(Stream::compute);
     return std::move(timeline_);

@@ -131,16 +131,25 @@ StepTraffic& StepTraffic::operator+=(const StepTraffic& other) {
   return *this;
 }
 
+std::optional<Collective> collective_of(const Instruction& instruction) {
+  if (instruction.axis == AxisKind::none) return std::nullopt;
+  switch (instruction.action) {
+    case Action::gather:
+    case Action::refresh: return Collective::all_gather;
+    case Action::reduce:
+      return instruction.scatter ? Collective::reduce_scatter : Collective::all_reduce;
+    default: return std::nullopt;
+  }
+}
+
 StepTraffic traffic_of(const Section& section) {
   StepTraffic sum;
   for (const auto& instruction : section.instructions) {
-    if (instruction.axis == AxisKind::none) continue;
-    const bool gathers =
-        instruction.action == Action::gather || instruction.action == Action::refresh;
-    if (!gathers && instruction.action != Action::reduce) continue;
-    auto& kind = gathers               ? sum.all_gather
-                 : instruction.scatter ? sum.reduce_scatter
-                                       : sum.all_reduce;
+    const auto collective = collective_of(instruction);
+    if (!collective) continue;
+    auto& kind = *collective == Collective::all_gather       ? sum.all_gather
+                 : *collective == Collective::reduce_scatter ? sum.reduce_scatter
+                                                             : sum.all_reduce;
     ++kind.calls;
     kind.bytes += instruction.bytes;
   }
@@ -278,13 +287,21 @@ std::vector<const Section*> Program::sections() const {
   return all;
 }
 
-StepTraffic Program::traffic() const {
-  StepTraffic sum;
+std::vector<const Section*> Program::step() const {
+  std::vector<const Section*> all;
   const int64_t passes = options_.micro_batches;
   for (int64_t pass = 0; pass < passes; ++pass) {
-    sum += traffic_of(forward({.changed = pass == 0}));
-    sum += traffic_of(backward({.first = pass == 0, .last = pass + 1 == passes, .kept = true}));
+    const bool first = pass == 0;
+    // What a forward keeps gathered is released by the backward after it.
+    all.push_back(&forward({.changed = first}));
+    all.push_back(&backward({.first = first, .last = pass + 1 == passes, .kept = true}));
   }
+  return all;
+}
+
+StepTraffic Program::traffic() const {
+  StepTraffic sum;
+  for (const auto* section : step()) sum += traffic_of(*section);
   return sum;
 }
 

@@ -10,16 +10,6 @@
 namespace sherd {
 namespace {
 
-const char* collective_of(const Instruction& instruction) {
-  if (instruction.axis == AxisKind::none) return "";
-  switch (instruction.action) {
-    case Action::refresh:
-    case Action::gather: return "all_gather";
-    case Action::reduce: return instruction.scatter ? "reduce_scatter" : "all_reduce";
-    default: return "";
-  }
-}
-
 const char* to_text(AxisKind axis) {
   switch (axis) {
     case AxisKind::none: return "";
@@ -52,8 +42,8 @@ void print(std::ostream& out, const Program& program, const Instruction& instruc
   if (instruction.slot != kNone) {
     out << " in " << program.slots()[static_cast<size_t>(instruction.slot)].name;
   }
-  if (const char* collective = collective_of(instruction); *collective != '\0') {
-    out << ", " << collective << " over " << to_text(instruction.axis) << ", "
+  if (const auto collective = collective_of(instruction)) {
+    out << ", " << sherd::to_text(*collective) << " over " << to_text(instruction.axis) << ", "
         << byte_text(instruction.bytes);
   }
   if (instruction.action == Action::accumulate) {
@@ -101,8 +91,8 @@ nlohmann::json to_json(const Program& program, const Section& section) {
     if (instruction.slot != kNone) {
       one["slot"] = program.slots()[static_cast<size_t>(instruction.slot)].name;
     }
-    if (const char* collective = collective_of(instruction); *collective != '\0') {
-      one["collective"] = collective;
+    if (const auto collective = collective_of(instruction)) {
+      one["collective"] = sherd::to_text(*collective);
       one["axis"] = to_text(instruction.axis);
       one["bytes"] = instruction.bytes;
     }

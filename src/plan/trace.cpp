@@ -7,6 +7,7 @@
 #include <locale>
 #include <sstream>
 
+#include "files/quoted_text.h"
 #include "plan/text.h"
 
 namespace sherd {
@@ -48,22 +49,6 @@ void add_sections(const Timeline& timeline, std::vector<TraceEvent>& events) {
     events.push_back({timeline.sections[i], "section", "section", begin, ends[i], 0});
     begin = ends[i];
   }
-}
-
-std::string quoted(const std::string& plain) {
-  std::ostringstream out;
-  out << '"';
-  for (const char c : plain) {
-    if (c == '"' || c == '\\') {
-      out << '\\' << c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      out << "\\u" << std::hex << std::setw(4) << std::setfill('0') << static_cast<int>(c);
-    } else {
-      out << c;
-    }
-  }
-  out << '"';
-  return out.str();
 }
 
 /// Writes the objects of one file.

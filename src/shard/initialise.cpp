@@ -16,9 +16,9 @@
 #include <mutex>
 #include <set>
 
+#include "device/random_state.h"
 #include "kernels/keyed_fill.h"
 #include "shard/outside_inference.h"
-#include "shard/random_state.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {

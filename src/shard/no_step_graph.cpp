@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
 
-#include "shard/graph_random.h"
 #include "sherd/shard/step_graph.h"
 
 namespace sherd {
@@ -21,10 +20,5 @@ bool StepGraph::is_captured() const {
   return false;
 }
 void StepGraph::replay() {}
-
-uint64_t random_offset_in_graph(c10::Device) {
-  return 0;
-}
-void set_random_offset_in_graph(c10::Device, uint64_t) {}
 
 }  // namespace sherd

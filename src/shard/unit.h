@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/profile_range.h"
 #include "shard/group.h"
-#include "shard/profile.h"
 #include "sherd/shard/options.h"
 
 namespace torch::nn {

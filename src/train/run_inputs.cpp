@@ -10,7 +10,7 @@
 #include "configuration/setup.h"
 #include "data/token_check.h"
 #include "forecast/budget.h"
-#include "sherd/comm/device_memory.h"
+#include "sherd/device/device_memory.h"
 
 namespace sherd {
 namespace {

@@ -19,7 +19,7 @@
 #include "forecast/memory_probe.h"
 #include "forecast/rehearsal.h"
 #include "forecast/run_costs.h"
-#include "sherd/comm/device_memory.h"
+#include "sherd/device/device_memory.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"

@@ -18,6 +18,7 @@
 #include "files/temporary_folder.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/checkpoint/mapped_file.h"
+#include "sherd/checkpoint/safetensors.h"
 #include "sherd/models/llama.h"
 
 namespace sherd::testing {
@@ -165,6 +166,60 @@ TEST(CheckpointIndex, RanksHearOfEachOtherWhileOneTakesLong) {
     EXPECT_STREQ(error.what_without_backtrace(), "[test] at the end");
   }
   EXPECT_TRUE(heard);
+}
+
+TEST(CheckpointIndex, ALlamaIsCheckedBeforeItsFirstElementIsLoaded) {
+  const TemporaryFolder place;
+  const auto world = World::emulated({.size = 1});
+  LlamaOptions options;
+  options.vocab = 32;
+  options.dim = 8;
+  options.layers = 2;
+  options.heads = options.kv_heads = 2;
+  options.head_dim = 4;
+  options.ffn = 16;
+  const auto make = [&](float value) {
+    auto model = make_llama(options);
+    for (const auto& parameter : model->parameters()) parameter.detach().fill_(value);
+    for (const auto& unit : model->units()) fully_shard(unit, over_all(world));
+    fully_shard(std::shared_ptr<torch::nn::Module>(model), over_all(world));
+    return model;
+  };
+  const auto folder = place.file("llama");
+  const auto saved = make(1);
+  save(*saved, nullptr, folder, {.slices = [&](const std::string& name, at::IntArrayRef shape) {
+    return saved->slices_of(name, shape);
+  }});
+  // The index names all tensors, but the last one is not as the model needs it.
+  const auto path = folder + "/model-00001-of-00001.safetensors";
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  {
+    const SafetensorsFile file(path);
+    for (const auto& [name, about] : file.tensors()) tensors.emplace_back(name, file.read(name));
+  }
+  const std::string last = "model.norm.weight";
+  const auto without = [&](std::optional<at::Tensor> instead) {
+    std::vector<std::pair<std::string, at::Tensor>> result;
+    for (const auto& [name, tensor] : tensors) {
+      if (name != last) result.emplace_back(name, tensor);
+    }
+    if (instead) result.emplace_back(last, *instead);
+    return result;
+  };
+  for (const auto& instead : {std::optional<at::Tensor>(), std::optional(at::ones({7}))}) {
+    write_safetensors(path, without(instead));
+    const auto model = make(0.5);
+    try {
+      load_llama(*model, folder);
+      FAIL() << "loaded";
+    } catch (const c10::ValueError& error) {
+      EXPECT_NE(std::string(error.what()).find("'" + last + "'"), std::string::npos)
+          << error.what();
+    }
+    for (const auto& [name, weight] : full_parameters(*model)) {
+      EXPECT_TRUE((weight == 0.5).all().item<bool>()) << name << " was changed";
+    }
+  }
 }
 
 TEST(CheckpointIndex, ALlamaOfOthersIsReadInParts) {

@@ -1,22 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 // The README's example, as a program of its own.
-#include <ATen/ATen.h>
 #include <sherd/sherd.h>
+#include <torch/nn.h>
 
 #include <iostream>
+
+struct ModelImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor x, torch::Tensor target) {
+    return torch::mse_loss(last(torch::relu(first(x))), target);
+  }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(16, 64));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(64, 1));
+};
+SHERD_MODULE(Model);  // instead of TORCH_MODULE
 
 int main() {
   auto world = sherd::World::from_environment();  // mpirun, torchrun, srun, or alone
   sherd::Mesh mesh(world, {{"dp", world.size()}});
-  auto layout = std::make_shared<sherd::Layout>(
-      sherd::Layout::build({{"weight", {4096, 1024}}, {"bias", {4096}}}, {.shards = world.size()}));
-  auto options = at::TensorOptions().device(world.device());
-  sherd::DBuffer shard(
-      layout, {sherd::Spread::shard}, mesh, {},
-      at::ones({layout->part_size(world.size())}, options));
-  sherd::DBuffer full(layout, {}, mesh, {}, at::empty({layout->full_size()}, options));
-  shard.redistribute(full).wait();  // an all-gather
-  auto weight = full.view(0);       // 4096 × 1024
-  if (world.rank() == 0) std::cout << "weight sums to " << weight.sum().item<int64_t>() << '\n';
-  return 0;
+  torch::manual_seed(1);
+  Model model;
+  sherd::fully_shard(model, {.mesh = mesh});
+  sherd::AdamW optimizer(model, {.rate = 1e-2});
+  double before = 0, after = 0;
+  for (int step = 0; step < 50; ++step) {
+    auto x = torch::randn({32, 16}, world.device());
+    auto loss = model(x, x.sum(1, /*keepdim=*/true));
+    loss.backward();
+    optimizer.step();
+    after = loss.item<double>();
+    if (step == 0) before = after;
+  }
+  if (world.rank() != 0) return 0;
+  std::cout << "loss " << before << ", then " << after << '\n';
+  if (after < before / 4) std::cout << "trained\n";
 }

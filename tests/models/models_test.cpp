@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <set>
 
 #include "checkpoint/file_system.h"
 #include "files/temporary_folder.h"
@@ -240,16 +243,69 @@ TEST_P(ModelsTest, CountsItsProducts) {
   const auto model = GetParam().make(base);
   int64_t matrices = 0;
   for (const auto& item : model->named_parameters()) {
+    // What an image's patches know of their places is added.
     const bool products = item.value().dim() == 2 && item.key() != "embedding.weight" &&
-                          item.key().find("vision") == std::string::npos;
+                          item.key() != "vision.patches.places";
     // Of the experts a token takes two of four.
     if (products) matrices += item.value().numel();
     if (item.value().dim() == 3) matrices += item.value().numel() / 2;
   }
   const auto dense = 6 * static_cast<double>(matrices);
-  EXPECT_GT(model->flops_per_token(1), dense);
-  EXPECT_LT(model->flops_per_token(1), 1.25 * dense);
-  EXPECT_GT(model->flops_per_token(1000), model->flops_per_token(1));
+  const int64_t few = kVision.patches();  // an image, and nothing else
+  EXPECT_GT(model->flops_per_token(few), dense);
+  EXPECT_LT(model->flops_per_token(few), 1.25 * dense);
+  EXPECT_GT(model->flops_per_token(250 * few), model->flops_per_token(few));
+}
+
+TEST_P(ModelsTest, CountsTheOperationsOfEachUnit) {
+  LlamaOptions base{.vocab = kVocab, .dim = 32, .layers = 5, .heads = 4, .kv_heads = 2};
+  base.head_dim = 8;
+  base.ffn = 48;
+  for (const bool tied : {false, true}) {
+    base.tie_embeddings = tied;
+    const auto model = GetParam().make(base);
+    std::map<std::string, UnitOperations> counted;
+    double sum = 0;
+    for (const auto& unit : model->operations(kSeq)) {
+      EXPECT_TRUE(counted.emplace(unit.unit, unit).second) << unit.unit << " is there twice";
+      sum += unit.forward;
+    }
+    EXPECT_DOUBLE_EQ(model->flops_per_token(kSeq), 3 * sum);
+    std::set<std::string> names{""};
+    for (const auto& item : model->named_modules("", /*include_self=*/false)) {
+      const auto units = model->units();
+      if (std::find(units.begin(), units.end(), item.value()) == units.end()) continue;
+      names.insert(item.key());
+      const auto found = counted.find(item.key());
+      const bool computes = item.key() != "embedding";
+      ASSERT_EQ(found != counted.end(), computes) << item.key();
+      if (!computes) continue;
+      EXPECT_GT(found->second.forward, 0) << item.key();
+    }
+    EXPECT_EQ(counted.contains(""), tied);
+    for (const auto& [name, unit] : counted) EXPECT_TRUE(names.contains(name)) << name;
+    EXPECT_EQ(counted.at("layer4").layer, 4);
+    if (counted.contains("vision.layer1")) {
+      EXPECT_EQ(counted.at("vision.layer1").layer, 0);
+    }
+  }
+}
+
+TEST(Vlm, CountsTheVisionTowerForAsManyImagesAsASequenceHolds) {
+  LlamaOptions base{.vocab = kVocab, .dim = 32, .layers = 5, .heads = 4, .kv_heads = 2};
+  base.head_dim = 8;
+  base.ffn = 48;
+  const auto language = make_llama(base);
+  const auto model = make_vlm({base, kVision});
+  const int64_t patches = kVision.patches();
+  const auto tower = [&](int64_t seq) {
+    return model->flops_per_token(seq) - language->flops_per_token(seq);
+  };
+  EXPECT_EQ(tower(patches - 1), 0);
+  EXPECT_GT(tower(patches), 0);
+  EXPECT_DOUBLE_EQ(tower(2 * patches), tower(patches));
+  const auto some = static_cast<double>(2 * patches - 1);
+  EXPECT_NEAR(tower(2 * patches - 1), tower(patches) * static_cast<double>(patches) / some, 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ModelsTest, ::testing::ValuesIn(kinds()), [](const auto& one) {

@@ -87,12 +87,19 @@ SHERD_API LoadedState load(
 using ReadElements =
     std::function<at::Tensor(const std::string& tensor, int64_t begin, int64_t count)>;
 
+/// A function that throws if a named tensor can't be read.
+using CheckTensor = std::function<void(const std::string& tensor)>;
+
 /// Loads the parameters of a sharded model from another source, such as files in another format:
-/// `read` is called on each rank for its own elements only. Optimizer and buffers do not change.
-/// Collective; blocks. If `read` throws on one rank, it throws on all; the model is then partly
-/// loaded.
+/// `read` is called on each rank for its own elements only. `check`, unless empty, is called on
+/// each rank for every tensor that it reads, before any rank changes the model. Optimizer and
+/// buffers do not change. Collective; blocks. If one of them throws on one rank, it throws on all;
+/// after an error of `read` the model is partly loaded.
 SHERD_API void load_elements(
-    const torch::nn::Module& model, const SlicesOf& slices, const ReadElements& read);
+    const torch::nn::Module& model,
+    const SlicesOf& slices,
+    const ReadElements& read,
+    const CheckTensor& check = {});
 
 inline void save(
     const torch::nn::Module& model,

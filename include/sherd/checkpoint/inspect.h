@@ -19,13 +19,14 @@ SHERD_API std::string describe_checkpoint(const std::string& folder);
 /// A tensor that differs between two checkpoints.
 struct TensorDifference {
   std::string tensor;   ///< name and kind: "model.norm.weight (first_moment)"
-  std::string what;     ///< the difference in words, unless only values differ
+  std::string what;     ///< the difference in presence, shape or dtype in words; else empty
   double largest = 0;   ///< largest absolute difference of two elements
   double relative = 0;  ///< norm of the difference divided by the norm of the first tensor
 };
-/// Returns the tensors that differ between two checkpoints: in presence, shape or values, not in
-/// dtype alone. Weights are compared as main weights, or as the model's where there are none of
-/// their own. Reads both checkpoints completely and throws if a checksum is wrong.
+/// Returns the tensors that differ between two checkpoints: in presence, shape, dtype or values.
+/// Weights are compared as main weights, or as the model's where there are none of their own; of
+/// model weights beside main weights only the dtypes are compared. Reads both checkpoints
+/// completely and throws if a checksum is wrong.
 SHERD_API std::vector<TensorDifference> compare_checkpoints(
     const std::string& one, const std::string& other);
 

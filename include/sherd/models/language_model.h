@@ -31,6 +31,15 @@ struct Batch {
   at::Tensor image_patches{};  ///< patch for each such position, image · patches + patch, int64
 };
 
+/// The floating-point operations of one of a model's units.
+struct UnitOperations {
+  std::string unit;    ///< name of the module, as in named_modules(); empty: the model itself
+  double forward = 0;  ///< operations of its forward for one token of a sequence
+  /// For units whose activations may be recomputed: the unit is, if the model recomputes more first
+  /// layers than this number, or all.
+  std::optional<int64_t> layer{};
+};
+
 /// A language model for the trainer. It knows nothing of sharding except which modules are units.
 class SHERD_API LanguageModel : public torch::nn::Module {
  public:
@@ -53,9 +62,12 @@ class SHERD_API LanguageModel : public torch::nn::Module {
   }
   /// Returns the config.json for checkpoints, if Hugging Face knows such models.
   virtual std::optional<std::string> config() const { return std::nullopt; }
-  /// Returns the floating-point operations for one token of a sequence, forward and backward,
-  /// without recomputation.
-  virtual double flops_per_token(int64_t seq) const = 0;
+  /// Returns the floating-point operations of each unit for sequences of `seq` tokens; units that
+  /// it leaves out have none. A model that sees images counts as many as such a sequence can hold.
+  virtual std::vector<UnitOperations> operations(int64_t seq) const = 0;
+  /// Returns the floating-point operations of all units for one token of a sequence, forward and
+  /// backward, without recomputation: three times those of the forwards.
+  double flops_per_token(int64_t seq) const;
 };
 
 }  // namespace sherd

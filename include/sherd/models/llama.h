@@ -59,8 +59,9 @@ SHERD_API LlamaOptions read_llama_options(const std::string& folder);
 /// reads no weights; the model may be on the meta device.
 SHERD_API void check_llama(const LanguageModel& model, const std::string& folder);
 /// Loads the weights of such a folder into a sharded Llama: each rank reads its own elements.
-/// Checks the names of all tensors and the shapes of those that are read. Collective; blocks. An
-/// error throws on all ranks; the model is then partly loaded.
+/// Checks the names of all tensors, and the shapes of those that a rank reads, before any rank
+/// changes the model. Collective; blocks. An error throws on all ranks; if it came from reading
+/// elements, the model is then partly loaded.
 SHERD_API void load_llama(LanguageModel& model, const std::string& folder);
 
 }  // namespace sherd

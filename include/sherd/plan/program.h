@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sherd/export.h"
+#include "sherd/plan/network.h"
 #include "sherd/plan/placement.h"
 
 namespace sherd {
@@ -258,10 +259,13 @@ class SHERD_API Program {
   const Section& backward(const BackwardFlags& flags) const;
   const Section& update() const { return update_; }
   std::vector<const Section*> sections() const;
+  /// Returns the sections of a whole step in their order, without the update: forward and backward
+  /// of each micro-batch, the first after an update.
+  std::vector<const Section*> step() const;
 
   /// Returns the bytes that the program needs on this rank.
   ProgramBytes bytes() const { return bytes_; }
-  /// Returns the collectives of a whole step: all micro-batches, the first after an update.
+  /// Returns the collectives of a whole step.
   StepTraffic traffic() const;
 
   /// Returns a hash of facts(). Ranks compare it: their programs must be the same.
@@ -294,6 +298,9 @@ class SHERD_API Program {
   ProgramBytes bytes_;
   uint64_t fingerprint_ = 0;
 };
+
+/// Returns the collective that an instruction runs; nothing if it runs none.
+SHERD_API std::optional<Collective> collective_of(const Instruction& instruction);
 
 /// Returns the collectives of one section.
 SHERD_API StepTraffic traffic_of(const Section& section);

@@ -6,10 +6,17 @@
 #include <c10/util/Exception.h>
 
 #include "models/blocks/feed_forward.h"
+#include "models/blocks/layer_name.h"
 #include "sherd/nn/embedding.h"
 #include "sherd/nn/recompute.h"
 
 namespace sherd {
+
+double LanguageModel::flops_per_token(int64_t seq) const {
+  double forward = 0;
+  for (const auto& unit : operations(seq)) forward += unit.forward;
+  return 3 * forward;
+}
 
 TokenEmbeddingImpl::TokenEmbeddingImpl(int64_t vocab, int64_t dim) {
   weight = register_parameter("weight", at::empty({vocab, dim}));
@@ -56,7 +63,7 @@ Decoder::Decoder(
     : LanguageModel(name), options_(options) {
   embedding_ = register_module("embedding", TokenEmbedding(options.vocab, options.dim));
   for (const auto& layer : layers) {
-    layers_.push_back(register_module("layer" + std::to_string(layers_.size()), layer));
+    layers_.push_back(register_module(layer_name(layers_.size()), layer));
   }
   if (options.tie_embeddings) {
     norm_ = register_module("norm", RmsNorm(options.dim, options.norm_eps));
@@ -138,10 +145,16 @@ std::optional<InitialValues> Decoder::initial_values(
   return InitialValues::normal(0, options_.init_std);
 }
 
-double Decoder::flops_per_token(int64_t seq) const {
-  double forward = product_flops(options_.dim, options_.vocab);
-  for (const auto& layer : layers_) forward += layer->flops_per_token(seq);
-  return 3 * forward;
+std::vector<UnitOperations> Decoder::operations(int64_t seq) const {
+  std::vector<UnitOperations> result;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const auto number = static_cast<int64_t>(i);
+    result.push_back({layer_name(i), layers_[i]->flops_per_token(seq), number});
+  }
+  // An embedding looks up and multiplies nothing; a tied one belongs to the model itself.
+  result.push_back(
+      {options_.tie_embeddings ? "" : "head", product_flops(options_.dim, options_.vocab)});
+  return result;
 }
 
 }  // namespace sherd

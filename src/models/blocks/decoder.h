@@ -58,7 +58,7 @@ class Decoder : public LanguageModel {
       const std::string& name, at::IntArrayRef shape) const override;
   /// Products that are packed here are several there.
   std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const override;
-  double flops_per_token(int64_t seq) const override;
+  std::vector<UnitOperations> operations(int64_t seq) const override;
 
  protected:
   /// What the first layer is given.

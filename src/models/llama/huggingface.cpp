@@ -296,11 +296,14 @@ void load_llama(LanguageModel& model, const std::string& folder) {
   const auto slices = [&](const std::string& name, at::IntArrayRef shape) {
     return model.slices_of(name, shape);
   };
-  const auto read = [&](const std::string& name, int64_t begin, int64_t count) {
+  const auto check = [&](const std::string& name) {
     if (!weights) weights.emplace(fs::path(folder)).check_names(shapes);
+    weights->checked(name, shapes.at(name));
+  };
+  const auto read = [&](const std::string& name, int64_t begin, int64_t count) {
     return weights->checked(name, shapes.at(name)).read(name, begin, count);
   };
-  load_elements(model, slices, read);
+  load_elements(model, slices, read, check);
 }
 
 namespace {

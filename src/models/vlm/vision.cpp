@@ -6,6 +6,7 @@
 
 #include "models/blocks/attention.h"
 #include "models/blocks/feed_forward.h"
+#include "models/blocks/layer_name.h"
 #include "sherd/nn/recompute.h"
 
 namespace sherd {
@@ -29,6 +30,9 @@ struct VisionLayer final : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x_IPD) {
     const auto mixed_IPD = x_IPD + attention(attention_norm(x_IPD));
     return mixed_IPD + feed_forward(feed_forward_norm(mixed_IPD));
+  }
+  double flops_per_patch(int64_t patches) const {
+    return attention->flops_per_token(patches) + feed_forward->flops_per_token();
   }
   RmsNorm attention_norm{nullptr}, feed_forward_norm{nullptr};
   Attention attention{nullptr};
@@ -57,11 +61,11 @@ at::Tensor BridgeImpl::forward(const at::Tensor& x_IPD) {
 }
 
 VisionTowerImpl::VisionTowerImpl(const VisionOptions& options, const LlamaOptions& language)
-    : recompute_(language.recompute) {
+    : options_(options), recompute_(language.recompute), width_(language.dim) {
   patches_ = register_module("patches", Patches(options));
   for (int64_t i = 0; i < options.layers; ++i) {
     layers_.push_back(register_module(
-        "layer" + std::to_string(i), std::make_shared<VisionLayer>(options, language)));
+        layer_name(layers_.size()), std::make_shared<VisionLayer>(options, language)));
   }
   bridge_ = register_module("bridge", Bridge(options.dim, language.dim, language.norm_eps));
 }
@@ -79,6 +83,17 @@ std::vector<std::shared_ptr<torch::nn::Module>> VisionTowerImpl::units() const {
   std::vector<std::shared_ptr<torch::nn::Module>> result{patches_.ptr()};
   for (const auto& layer : layers_) result.push_back(layer);
   result.push_back(bridge_.ptr());
+  return result;
+}
+
+std::vector<UnitOperations> VisionTowerImpl::operations() const {
+  const int64_t pixels = 3 * options_.patch * options_.patch;
+  std::vector<UnitOperations> result{{"patches", product_flops(pixels, options_.dim)}};
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    // If any layers of the language model are recomputed, all of the tower are.
+    result.push_back({layer_name(i), layers_[i]->flops_per_patch(options_.patches()), 0});
+  }
+  result.push_back({"bridge", product_flops(options_.dim, width_)});
   return result;
 }
 

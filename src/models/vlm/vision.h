@@ -40,9 +40,13 @@ struct VisionTowerImpl : torch::nn::Module {
   /// From images_I3HW to x_IPD, as wide as the language model.
   at::Tensor forward(const at::Tensor& images_I3HW);
   std::vector<std::shared_ptr<torch::nn::Module>> units() const;
+  /// Operations of its units for one patch, by their names within the tower.
+  std::vector<UnitOperations> operations() const;
 
  private:
+  VisionOptions options_;
   Recompute recompute_;
+  int64_t width_;  // of the language model
   Patches patches_{nullptr};
   std::vector<std::shared_ptr<VisionLayer>> layers_;
   Bridge bridge_{nullptr};

@@ -11,13 +11,23 @@ namespace {
 class Vlm final : public Decoder {
  public:
   explicit Vlm(const VlmOptions& options)
-      : Decoder("vlm", options.base, llama_layers(options.base)) {
+      : Decoder("vlm", options.base, llama_layers(options.base)),
+        patches_(options.vision.patches()) {
     vision_ = register_module("vision", VisionTower(options.vision, options.base));
   }
 
   std::vector<std::shared_ptr<torch::nn::Module>> units() const override {
     auto result = vision_->units();
     for (const auto& unit : Decoder::units()) result.push_back(unit);
+    return result;
+  }
+
+  std::vector<UnitOperations> operations(int64_t seq) const override {
+    auto result = Decoder::operations(seq);
+    const auto seen = static_cast<double>(seq / patches_ * patches_) / static_cast<double>(seq);
+    for (const auto& unit : vision_->operations()) {
+      result.push_back({"vision." + unit.unit, seen * unit.forward, unit.layer});
+    }
     return result;
   }
 
@@ -32,6 +42,7 @@ class Vlm final : public Decoder {
   }
 
  private:
+  int64_t patches_;  // of an image; each takes the place of a token
   VisionTower vision_{nullptr};
 };
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "shard/findings.h"
-#include "shard/random_state.h"
+#include "device/random_state.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {

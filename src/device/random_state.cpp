@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/random_state.h"
+#include "device/random_state.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -7,7 +7,7 @@
 
 #include <atomic>
 
-#include "shard/graph_random.h"
+#include "device/graph_random.h"
 
 namespace sherd {
 namespace {

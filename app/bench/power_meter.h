@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-namespace sherd {
+namespace sherd::app {
 
 /// Power and SM clock of a GPU, sampled by a thread of its own while this lives. Where there is no
 /// GPU, or no NVML to ask, it knows nothing and says nothing.
@@ -51,4 +51,4 @@ class PowerMeter {
   std::jthread thread_;  // the last: it ends before what it uses
 };
 
-}  // namespace sherd
+}  // namespace sherd::app

@@ -8,7 +8,7 @@
 
 #include "sherd/forecast/rehearse.h"
 
-namespace sherd {
+namespace sherd::app {
 
 struct SmallUnits {
   int64_t units = 128;  ///< of four linears of 64 x 64 each
@@ -28,4 +28,4 @@ struct SmallUnitsResult {
 /// takes is the host's work for each unit, or that of the device to begin a kernel.
 SmallUnitsResult time_small_units(c10::Device device, const SmallUnits& options);
 
-}  // namespace sherd
+}  // namespace sherd::app

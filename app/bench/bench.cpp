@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/train/bench.h"
+#include "bench/bench.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/cuda.h>
 
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
-#include <variant>
 
-#include "configuration/keys.h"
-#include "configuration/setup.h"
-#include "configuration/to_toml.h"
+#include "bench/power_meter.h"
+#include "bench/small_units.h"
 #include "device/peak_speed.h"
-#include "device/power_meter.h"
 #include "files/nearest_word.h"
 #include "sherd/forecast/rehearse.h"
-#include "train/small_units.h"
 
-namespace sherd {
+namespace sherd::app {
 namespace {
 
 /// TFLOP/s of the reference's products and attention, back to back and nothing else, when the chip
@@ -28,140 +23,138 @@ namespace {
 constexpr double kH200Sustains = 611;
 constexpr double kSecondsToSettle = 10;
 
-// ---- what is run -------------------------------------------------------------------------------
-using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
-
-struct Override {
-  std::string key;  ///< section.key
-  Value value;
-};
-
-struct Variant {
+// ---- workloads ---------------------------------------------------------------------------------
+struct Workload {
   BenchVariant shown;
   int64_t ranks = 8;
-  std::vector<Override> overrides{};  ///< of the reference; a key that is unknown drops the variant
-  bool small_units = false;           ///< see small_units.h, in place of the reference's model
+  void (*change)(Configuration&) = [](Configuration&) {};  ///< what differs from the reference
+  bool small_units = false;  ///< see small_units.h, instead of the reference's model
 };
 
-/// Llama-3-8B at its own length, as peers' numbers are told.
-std::vector<Override> reference() {
-  return {{"model.dim", 4096},       {"model.layers", 32}, {"model.heads", 32},
-          {"model.kv_heads", 8},     {"model.ffn", 14336}, {"model.vocab", 128256},
-          {"model.rope_theta", 5e5}, {"data.seq", 8192},   {"precision.recipe", "bf16_o2"},
-          {"optim.lr", 3e-4}};
+/// Llama-3-8B at its own sequence length, the workload that other projects publish.
+Configuration reference() {
+  Configuration all;
+  all.model.dim = 4096;
+  all.model.layers = 32;
+  all.model.heads = 32;
+  all.model.kv_heads = 8;
+  all.model.ffn = 14336;
+  all.model.vocab = 128256;
+  all.model.rope_theta = 5e5;
+  all.data.seq = 8192;
+  all.precision.recipe = "bf16_o2";
+  all.optim.lr = 3e-4;
+  return all;
+}
+constexpr auto kComputeDtype = c10::kBFloat16;  // of bf16_o2
+
+void configure_tiny(Configuration& all) {
+  all.model.dim = 64;
+  all.model.layers = 2;
+  all.model.heads = 4;
+  all.model.kv_heads = 2;
+  all.model.ffn = 128;
+  all.model.vocab = 256;
+  all.model.experts = 4;
+  all.model.top_k = 2;
+  all.model.expert_ffn = 32;
+  all.model.pattern = "M*";
+  all.model.ssm_state = 8;
+  all.model.ssm_head_dim = 16;
+  all.model.ssm_groups = 1;
+  all.model.ssm_chunk = 16;
+  all.data.seq = 64;
+  all.data.batch = 1;
 }
 
-std::vector<Override> tiny() {
-  return {{"model.dim", 64},       {"model.layers", 2},     {"model.heads", 4},
-          {"model.kv_heads", 2},   {"model.ffn", 128},      {"model.vocab", 256},
-          {"model.experts", 4},    {"model.top_k", 2},      {"model.expert_ffn", 32},
-          {"model.pattern", "M*"}, {"model.ssm_state", 8},  {"model.ssm_head_dim", 16},
-          {"model.ssm_groups", 1}, {"model.ssm_chunk", 16}, {"data.seq", 64},
-          {"data.batch", 1}};
+/// OLMoE-1B-7B.
+void configure_moe(Configuration& all) {
+  all.model.kind = "moe";
+  all.model.dim = 2048;
+  all.model.layers = 16;
+  all.model.heads = 16;
+  all.model.kv_heads = 16;
+  all.model.ffn = 1024;
+  all.model.experts = 64;
+  all.model.top_k = 8;
+  all.model.expert_ffn = 1024;
+  all.model.vocab = 50304;
+  all.model.rope_theta = 1e4;
+  all.data.seq = 4096;
+  all.data.batch = 2;
 }
 
-std::vector<Variant> all_variants() {
-  return {
+/// Nemotron-H-8B. Mamba-2 keeps its chunks' matrices: without recompute they would not fit.
+void configure_hybrid(Configuration& all) {
+  all.model.kind = "hybrid";
+  all.model.layers = 52;
+  all.model.pattern = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-";
+  all.model.ssm_state = 128;
+  all.model.ssm_groups = 8;
+  all.model.vocab = 131072;
+  all.train.recompute = "full";
+}
+
+void capture_graph(Configuration& all) {
+  all.train.graph = true;
+}
+
+const std::vector<Workload>& workloads() {
+  static const std::vector<Workload> all{
       {{"8b", "Llama-3-8B, sequence 8192", {"--compile"}}},
-      {{"8b-graph", "the same as a CUDA graph", {"--compile"}}, 8, {{"train.graph", true}}},
+      {{"8b-graph", "the same as a CUDA graph", {"--compile"}}, 8, capture_graph},
       {{"8b-recompute", "the same, all recomputed", {"--compile", "--recompute", "full"}},
        8,
-       {{"train.recompute", "full"}}},
-      {{"8b-selective", "the same, gate and up recomputed"}, 8, {{"train.recompute", "selective"}}},
+       [](Configuration& changed) { changed.train.recompute = "full"; }},
+      {{"8b-selective", "the same, gate and up recomputed"},
+       8,
+       [](Configuration& changed) { changed.train.recompute = "selective"; }},
       {{"8layers", "8 of its layers, alone", {"--compile", "--layers", "8", "--world", "1"}},
        1,
-       {{"model.layers", 8}}},
-      {{"moe", "OLMoE-1B-7B's shape, sequence 4096"},
+       [](Configuration& changed) { changed.model.layers = 8; }},
+      {{"moe", "OLMoE-1B-7B's shape, sequence 4096"}, 8, configure_moe},
+      {{"small-units", "128 units with little to compute", {"--units", "small"}},
        8,
-       {{"model.kind", "moe"},
-        {"model.dim", 2048},
-        {"model.layers", 16},
-        {"model.heads", 16},
-        {"model.kv_heads", 16},
-        {"model.ffn", 1024},
-        {"model.experts", 64},
-        {"model.top_k", 8},
-        {"model.expert_ffn", 1024},
-        {"model.vocab", 50304},
-        {"model.rope_theta", 1e4},
-        {"data.seq", 4096},
-        {"data.batch", 2}}},
-      {{"small-units", "128 units with little to compute", {"--units", "small"}}, 8, {}, true},
+       [](Configuration&) {},
+       true},
       {{"small-units-graph", "the same as a CUDA graph", {"--units", "small"}},
        8,
-       {{"train.graph", true}},
+       capture_graph,
        true},
-      // Mamba-2 keeps its chunks' matrices: without recompute they would not fit.
-      {{"hybrid", "Nemotron-H-8B's layers, sequence 8192, all recomputed"},
-       8,
-       {{"model.kind", "hybrid"},
-        {"model.layers", 52},
-        {"model.pattern", "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
-        {"model.ssm_state", 128},
-        {"model.ssm_groups", 8},
-        {"model.vocab", 131072},
-        {"train.recompute", "full"}}},
+      {{"hybrid", "Nemotron-H-8B's layers, sequence 8192, all recomputed"}, 8, configure_hybrid},
   };
-}
-
-template <class T>
-void assign(T& into, const Override& one) {
-  const auto* value = std::get_if<T>(&one.value);
-  TORCH_INTERNAL_ASSERT(value, "[train.bench] ", one.key, ": its value is of another type");
-  into = *value;
-}
-template <class T>
-void assign(std::optional<T>& into, const Override& one) {
-  assign(into.emplace(), one);
-}
-
-/// False where there is no such key.
-bool apply(Configuration& all, const Override& one) {
-  bool found = false;
-  sections(all, [&](const std::string& section, auto& keys_of) {
-    keys(keys_of, [&](const char* name, auto& value, const Key&) {
-      if (section + "." + name != one.key) return;
-      assign(value, one);
-      found = true;
-    });
-  });
-  return found;
-}
-
-/// Nothing where a key is unknown.
-std::optional<Configuration> configuration_of(const Variant& variant, bool quick) {
-  Configuration all;
-  for (const auto& overrides :
-       {reference(), variant.overrides, quick ? tiny() : std::vector<Override>()}) {
-    for (const auto& one : overrides) {
-      if (!apply(all, one)) return std::nullopt;
-    }
-  }
   return all;
 }
 
-Variant variant_of(const std::string& name) {
+Configuration configuration_of(const Workload& workload, bool quick) {
+  auto all = reference();
+  workload.change(all);
+  if (quick) configure_tiny(all);
+  return all;
+}
+
+const Workload& workload_of(const std::string& name) {
   std::vector<std::string> names;
-  for (const auto& variant : all_variants()) {
-    if (!configuration_of(variant, false)) continue;
-    if (variant.shown.name == name) return variant;
-    names.push_back(variant.shown.name);
+  std::string list;
+  for (const auto& workload : workloads()) {
+    if (workload.shown.name == name) return workload;
+    names.push_back(workload.shown.name);
+    list += (list.empty() ? "" : ", ") + names.back();
   }
   const auto near = nearest_word(name, names);
   TORCH_CHECK_VALUE(
-      false, "[train.bench] there is no variant '", name, "'",
-      near ? ", did you mean " + *near + "?" : ".", " There are ", join(names, ", "));
+      false, "[bench] there is no variant '", name, "'",
+      near ? ", did you mean " + *near + "?" : ".", " There are ", list);
 }
 
-// ---- how it is measured ------------------------------------------------------------------------
+// ---- measuring ---------------------------------------------------------------------------------
 c10::Device device_of(const std::string& kind) {
   const bool cuda = kind == "cuda" || (kind == "auto" && torch::cuda::is_available());
   return cuda ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
 }
 
-double limit_of(const std::string& gpu, c10::Device device, const Configuration& configuration) {
-  if (gpu == "NVIDIA H200") return kH200Sustains;
-  return peak_matmul_tflops(device, compute_dtype_of(configuration.precision));
+double limit_of(const std::string& gpu, c10::Device device) {
+  return gpu == "NVIDIA H200" ? kH200Sustains : peak_matmul_tflops(device, kComputeDtype);
 }
 
 /// Rehearses, and notes what the device drew. The steps before the timed ones are like them, so it
@@ -195,7 +188,7 @@ RehearsedWorld measured(
 void check_step(const std::string& name, const RehearsedStep& step) {
   TORCH_CHECK(
       std::isfinite(step.loss) && std::isfinite(step.gradient_norm) && step.gradient_norm > 0,
-      "[train.bench] ", name, " does not train: loss ", step.loss, ", norm of the gradient ",
+      "[bench] ", name, " does not train: loss ", step.loss, ", norm of the gradient ",
       step.gradient_norm);
 }
 
@@ -223,14 +216,12 @@ nlohmann::ordered_json or_null(const std::optional<T>& value) {
 
 std::vector<BenchVariant> bench_variants() {
   std::vector<BenchVariant> result;
-  for (const auto& variant : all_variants()) {
-    if (configuration_of(variant, false)) result.push_back(variant.shown);
-  }
+  for (const auto& workload : workloads()) result.push_back(workload.shown);
   return result;
 }
 
 BenchVariant bench_variant(const std::string& name) {
-  return variant_of(name).shown;
+  return workload_of(name).shown;
 }
 
 std::optional<double> BenchResult::share() const {
@@ -244,23 +235,23 @@ std::optional<double> BenchResult::joules() const {
 }
 
 BenchResult bench(const std::string& name, const BenchOptions& options) {
-  const auto variant = variant_of(name);
+  const auto& workload = workload_of(name);
   const auto device = device_of(options.device);
-  auto configuration = configuration_of(variant, options.quick).value();
+  auto configuration = configuration_of(workload, options.quick);
   configuration.device.kind = device.is_cuda() ? "cuda" : "cpu";
   const double settle = device.is_cuda() && !options.quick ? kSecondsToSettle : 0;
   BenchResult result{
-      .variant = variant.shown, .ranks = variant.ranks, .load = options.load.value_or(settle)};
+      .variant = workload.shown, .ranks = workload.ranks, .load = options.load.value_or(settle)};
   if (options.quick) result.variant.about += ", made tiny";
   const PowerMeter meter(device);
   result.device = meter.name().empty() ? device.str() : meter.name();
-  if (variant.small_units) {
+  if (workload.small_units) {
     measure_small_units(configuration, device, options, result);
     for (const auto& step : result.steps) check_step(name, step);
     return result;
   }
   RehearseOptions rehearsing{
-      .worlds = {variant.ranks},
+      .worlds = {workload.ranks},
       .network = options.network,
       .steps = options.steps,
       .load = result.load};
@@ -280,7 +271,7 @@ BenchResult bench(const std::string& name, const BenchOptions& options) {
   result.tflops = world.tflops;
   result.ledger = std::move(world.plan.ledger);
   // The last: what it allocates would be counted above.
-  result.limit = limit_of(meter.name(), device, configuration);
+  result.limit = limit_of(meter.name(), device);
   return result;
 }
 
@@ -327,4 +318,4 @@ std::string to_json(const BenchResult& result) {
   return json.dump(1) + "\n";
 }
 
-}  // namespace sherd
+}  // namespace sherd::app

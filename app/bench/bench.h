@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "sherd/configuration/network_file.h"
-#include "sherd/export.h"
 #include "sherd/forecast/ledger.h"
 #include "sherd/forecast/rehearse.h"
 
-namespace sherd {
+namespace sherd::app {
 
 /// A benchmark workload.
 struct BenchVariant {
@@ -22,10 +21,10 @@ struct BenchVariant {
   std::vector<std::string> peer{};
 };
 
-/// Returns the workloads that this build can run, the reference first.
-SHERD_API std::vector<BenchVariant> bench_variants();
+/// Returns the workloads, the reference first.
+std::vector<BenchVariant> bench_variants();
 /// Returns the workload of a name. Throws, with the known names, for another.
-SHERD_API BenchVariant bench_variant(const std::string& name);
+BenchVariant bench_variant(const std::string& name);
 
 /// Options of bench.
 struct BenchOptions {
@@ -40,7 +39,7 @@ struct BenchOptions {
 };
 
 /// The result of one workload on this device.
-struct SHERD_API BenchResult {
+struct BenchResult {
   BenchVariant variant{};
   std::string device{};                ///< name of the device, from the driver
   int64_t ranks = 1;                   ///< number of emulated ranks
@@ -68,8 +67,8 @@ struct SHERD_API BenchResult {
 /// Runs a workload as one rank of an emulated world (see rehearse.h). Its memory is only exact if
 /// it is the first workload of the process. Throws for an unknown name, and if losses or gradients
 /// are not finite.
-SHERD_API BenchResult bench(const std::string& variant, const BenchOptions& options = {});
+BenchResult bench(const std::string& variant, const BenchOptions& options = {});
 /// Returns the result as JSON, in bytes and seconds; null for what was not measured.
-SHERD_API std::string to_json(const BenchResult& result);
+std::string to_json(const BenchResult& result);
 
-}  // namespace sherd
+}  // namespace sherd::app

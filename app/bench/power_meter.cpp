@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/power_meter.h"
+#include "bench/power_meter.h"
 
 #include <dlfcn.h>
 
 #include <array>
 
-namespace sherd {
+namespace sherd::app {
 namespace {
 
 /// NVML averages power over about a second itself; asking more often only disturbs the run.
@@ -120,4 +120,4 @@ std::optional<PowerMeter::Mean> PowerMeter::mean(
   return Mean{sum.watts / count, sum.sm_mhz / count};
 }
 
-}  // namespace sherd
+}  // namespace sherd::app

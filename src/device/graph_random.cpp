@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/graph_random.h"
+#include "device/graph_random.h"
 
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <cstdlib>
 
-#include "comm/backends.h"
-#include "sherd/comm/device_memory.h"
+#include "sherd/device/device_memory.h"
 
 namespace sherd {
 namespace {
@@ -16,7 +16,7 @@ constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGRE
 }  // namespace
 
 std::optional<DeviceMemory> device_memory(c10::Device device) {
-  if (!device.is_cuda() || gpu_count() == 0) return std::nullopt;
+  if (!device.is_cuda() || c10::cuda::device_count() == 0) return std::nullopt;
   const c10::cuda::CUDAGuard guard(device);
   size_t free = 0;
   size_t total = 0;
@@ -43,7 +43,7 @@ void restart_memory_peaks(c10::Device device) {
 }
 
 void use_expandable_segments() {
-  if (gpu_count() == 0) return;
+  if (c10::cuda::device_count() == 0) return;
   for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
     if (std::getenv(name)) return;
   }

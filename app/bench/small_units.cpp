@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/small_units.h"
-#include "device/timing.h"
+#include "bench/small_units.h"
 
 #include <ATen/ops/randn.h>
 #include <torch/nn/module.h>
@@ -11,13 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "device/timing.h"
 #include "sherd/comm/world.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "sherd/shard/step_graph.h"
 
-namespace sherd {
+namespace sherd::app {
 namespace {
 
 constexpr int64_t kWidth = 64;
@@ -109,4 +109,4 @@ SmallUnitsResult time_small_units(c10::Device device, const SmallUnits& options)
   return result;
 }
 
-}  // namespace sherd
+}  // namespace sherd::app
