@@ -11,10 +11,10 @@ rm -rf "$work"
 "$cmake" --install "$build" --prefix "$work/prefix" > "$work.log"
 "$cmake" -G Ninja -S "$source" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" "$@"
 "$cmake" --build "$work/build"
-expected="weight sums to $((4096 * 1024))"
-[ "$("$work/build/consumer")" = "$expected" ]
+learned='loss 0\.[01]'  # in its last line; it begins at about 2
+"$work/build/consumer" | tail -n 1 | grep "$learned"
 if [ -n "${MPIRUN:-}" ]; then
-  "$RUN_RANKS" "$MPIRUN" 2 "$work/build/consumer" | grep -F "$expected"
+  "$RUN_RANKS" "$MPIRUN" 2 "$work/build/consumer" | tail -n 1 | grep "$learned"
 fi
 # Only what is marked SHERD_API is exported: everything in namespace sherd that is not, is hidden.
 exported=$(nm -DC --defined-only "$work"/prefix/lib/libsherd.so | grep -c ' sherd::' || true)
