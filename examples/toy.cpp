@@ -6,7 +6,7 @@
 
 #include <iostream>
 
-// Write modules as ever; SHERD_MODULE instead of TORCH_MODULE makes calling them a boundary.
+// Write modules as usual, with SHERD_MODULE in place of TORCH_MODULE: calls gather and release.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t dim) {
     up = register_module("up", torch::nn::Linear(dim, 4 * dim));
@@ -46,7 +46,7 @@ int main() {
     std::cout << world.size() << " ranks, at rest " << bytes.rest() << " bytes, at peak "
               << bytes.peak() << " bytes\n";
   }
-  torch::manual_seed(100 + world.rank());  // other data on every rank
+  torch::manual_seed(100 + world.rank());  // different data on every rank
   for (int step = 1; step <= 50; ++step) {
     auto x = torch::randn({64, 32}, world.device());
     auto loss = model(x, x.sin().sum(1, /*keepdim=*/true));
