@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "shard/findings.h"
 #include "device/random_state.h"
+#include "shard/findings.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {
