@@ -23,7 +23,7 @@
 namespace sherd {
 
 struct BackgroundSave::State {
-  std::shared_ptr<Runtime> runtime;
+  std::optional<ShardedModel> model;  // of the last save
   UnfinishedFolder unfinished;
   SaveOptions options;
   FilePlan plan;
@@ -50,7 +50,7 @@ struct BackgroundSave::State {
 
 void BackgroundSave::State::reserve(const std::vector<StoredParameter>& parameters) {
   const bool pinned =
-      !runtime->world().device().is_cpu();  // or copies would not be in the background
+      !model->world().device().is_cpu();  // or copies would not be in the background
   copies = parameters;
   for (auto& parameter : copies) {
     for (auto& piece : parameter.pieces.values) {
@@ -89,7 +89,7 @@ void BackgroundSave::State::copy(const std::vector<StoredParameter>& parameters)
     }
   };
   copy_all(/*buffers=*/true);
-  const auto device = runtime->world().device();
+  const auto device = model->world().device();
   std::optional<c10::StreamGuard> guard;
   if (!device.is_cpu()) {
     const c10::impl::VirtualGuardImpl devices(device.type());
@@ -132,8 +132,8 @@ BackgroundSave::~BackgroundSave() = default;
 
 int64_t BackgroundSave::reserve(const torch::nn::Module& model, const AdamW* optimizer) {
   TORCH_CHECK(!under_way(), "[checkpoint] reserve while a save is under way: finish it");
-  state_->runtime = Runtime::of_model(model, "BackgroundSave");
-  state_->reserve(stored_parameters(model, *state_->runtime, optimizer, {}, Purpose::save));
+  state_->model.emplace(model, "BackgroundSave");
+  state_->reserve(stored_parameters(model, *state_->model, optimizer, {}, Purpose::save));
   int64_t bytes = 0;
   for (const auto& parameter : state_->copies) {
     for (const auto& piece : parameter.pieces.values) {
@@ -151,34 +151,34 @@ void BackgroundSave::begin(
   TORCH_CHECK(
       !under_way(), "[checkpoint] ", folder, ": the save before is not finished: finish it");
   auto& state = *state_;
-  const auto runtime = Runtime::of_model(model, "BackgroundSave");
-  runtime->check_between_steps("BackgroundSave");
-  runtime->wait_until_idle("BackgroundSave");
-  runtime->check_initialised();
-  const bool fresh = std::exchange(state.runtime, runtime) != runtime;
+  const ShardedModel sharded(model, "BackgroundSave");
+  sharded.check_between_steps("BackgroundSave");
+  sharded.wait_until_idle("BackgroundSave");
+  sharded.check_initialised();
+  const bool fresh = std::exchange(state.model, sharded) != sharded;
   state.unfinished = UnfinishedFolder(folder);
   state.options = options;
   std::vector<StoredParameter> parameters;
-  on_all_ranks(*runtime, [&] {
-    parameters = stored_parameters(model, *runtime, optimizer, options.slices, Purpose::save);
+  on_all_ranks(sharded, [&] {
+    parameters = stored_parameters(model, sharded, optimizer, options.slices, Purpose::save);
     if (fresh || !state.fits(parameters)) state.reserve(parameters);
     state.plan = plan_files(parameters, options.export_dtype);
     state.progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
-    if (runtime->world().rank() == 0) state.unfinished.make();
+    if (sharded.world().rank() == 0) state.unfinished.make();
   });
   // After the ranks have talked: what they say would wait behind the copies.
   for (size_t i = 0; i < parameters.size(); ++i) state.copies[i].slices = parameters[i].slices;
   state.copy(parameters);
   state.start(State::Stage::parts, [&state] {
     if (state.copied) state.copied->synchronize();
-    const auto rank = state.runtime->world().rank();
+    const auto rank = state.model->world().rank();
     write_part(state.unfinished, state.copies, state.plan, rank);
   });
 }
 
 void BackgroundSave::before_update() {
   if (!under_way() || !state_->copied) return;
-  const auto device = state_->runtime->world().device();
+  const auto device = state_->model->world().device();
   state_->copied->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
@@ -195,16 +195,16 @@ bool BackgroundSave::advance() {
   state.join();
   const auto stage = std::exchange(state.stage, State::Stage::none);
   try {
-    on_all_ranks(*state.runtime, [&] {
+    on_all_ranks(*state.model, [&] {
       if (state.problem) std::rethrow_exception(state.problem);
     });
   } catch (const c10::Error&) {
-    if (state.runtime->world().rank() == 0) state.unfinished.discard();  // nobody writes any more
+    if (state.model->world().rank() == 0) state.unfinished.discard();  // nobody writes any more
     throw;
   }
   if (stage == State::Stage::state) return true;
   std::function<void()> work;
-  const auto& world = state.runtime->world();
+  const auto& world = state.model->world();
   if (world.rank() == 0) {
     work = [&state, ranks = world.size()] {
       write_state(state.unfinished, state.plan, ranks, state.progress, state.options);

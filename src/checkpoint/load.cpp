@@ -111,12 +111,12 @@ class Loader {
 
 namespace {
 
-/// The runtime of a model, ready to be given other weights.
-std::shared_ptr<Runtime> runtime_to_load(const torch::nn::Module& model, const char* caller) {
-  auto runtime = Runtime::of_model(model, caller);
-  runtime->check_between_steps(caller);
-  runtime->wait_until_idle(caller);
-  return runtime;
+/// Returns a model that is ready to be given other weights.
+ShardedModel model_to_load(const torch::nn::Module& model, const char* caller) {
+  ShardedModel sharded(model, caller);
+  sharded.check_between_steps(caller);
+  sharded.wait_until_idle(caller);
+  return sharded;
 }
 
 }  // namespace
@@ -126,14 +126,14 @@ LoadedState load(
     AdamW* optimizer,
     const std::string& folder,
     const LoadOptions& options) {
-  const auto runtime = runtime_to_load(model, "load");
+  const auto sharded = model_to_load(model, "load");
   LoadedState state;
-  on_all_ranks_for_long(*runtime, [&] {
+  on_all_ranks_for_long(sharded, [&] {
     const c10::NoGradGuard no_grad;
     const auto parameters =
-        stored_parameters(model, *runtime, optimizer, options.slices, Purpose::load);
+        stored_parameters(model, sharded, optimizer, options.slices, Purpose::load);
     using Check = CheckpointReader::Check;
-    const bool first = runtime->world().rank() == 0;
+    const bool first = sharded.world().rank() == 0;
     Loader loader(folder, first ? Check::all_sizes : Check::what_is_read);
     for (const auto& parameter : parameters) {
       loader.load(parameter, Set::main);
@@ -145,17 +145,17 @@ LoadedState load(
     if (optimizer) optimizer->set_progress(loader.progress());
     state = loader.state();
   });
-  runtime->publish_loaded();
+  sharded.publish_loaded();
   return state;
 }
 
 void load_elements(
     const torch::nn::Module& model, const SlicesOf& slices, const ReadElements& read) {
-  const auto runtime = runtime_to_load(model, "load_elements");
-  on_all_ranks_for_long(*runtime, [&] {
+  const auto sharded = model_to_load(model, "load_elements");
+  on_all_ranks_for_long(sharded, [&] {
     const c10::NoGradGuard no_grad;
     for (const auto& parameter :
-         stored_parameters(model, *runtime, nullptr, slices, Purpose::load)) {
+         stored_parameters(model, sharded, nullptr, slices, Purpose::load)) {
       if (parameter.buffer.defined()) continue;
       const auto& piece = parameter.pieces[Set::main];
       const int64_t end = parameter.begin + piece.numel();
@@ -169,7 +169,7 @@ void load_elements(
       });
     }
   });
-  runtime->publish_loaded();
+  sharded.publish_loaded();
 }
 
 }  // namespace sherd

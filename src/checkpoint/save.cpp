@@ -13,24 +13,23 @@ void save(
     const AdamW* optimizer,
     const std::string& folder,
     const SaveOptions& options) {
-  const auto runtime = Runtime::of_model(model, "save");
-  runtime->check_between_steps("save");
-  runtime->wait_until_idle("save");
-  runtime->check_initialised();
-  const auto& world = runtime->world();
+  const ShardedModel sharded(model, "save");
+  sharded.check_between_steps("save");
+  sharded.wait_until_idle("save");
+  sharded.check_initialised();
+  const auto& world = sharded.world();
   const UnfinishedFolder unfinished(folder);
   std::vector<StoredParameter> parameters;
   FilePlan plan;
-  on_all_ranks(*runtime, [&] {
-    parameters = stored_parameters(model, *runtime, optimizer, options.slices, Purpose::save);
+  on_all_ranks(sharded, [&] {
+    parameters = stored_parameters(model, sharded, optimizer, options.slices, Purpose::save);
     plan = plan_files(parameters, options.export_dtype);
     if (world.rank() == 0) unfinished.make();
   });
   try {
     const auto progress = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
-    on_all_ranks_for_long(
-        *runtime, [&] { write_part(unfinished, parameters, plan, world.rank()); });
-    on_all_ranks_for_long(*runtime, [&] {
+    on_all_ranks_for_long(sharded, [&] { write_part(unfinished, parameters, plan, world.rank()); });
+    on_all_ranks_for_long(sharded, [&] {
       if (world.rank() != 0) return;
       write_state(unfinished, plan, world.size(), progress, options);
       unfinished.finish();

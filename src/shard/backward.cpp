@@ -169,7 +169,8 @@ void Runtime::begin_backward(const std::shared_ptr<Pass>& pass, bool idle) {
   for (auto* unit : units_) {
     unit->collecting = false;
     for (const auto& group : unit->groups()) {
-      if (backward_flags_.first && !group->gradients_are_sharded()) group->forget_gradients();
+      if (backward_flags_.first && !group->layout().shards_gradients())
+        group->inbox().mark_all_unwritten();
     }
   }
   backward_ = std::make_shared<Backward>();
@@ -228,15 +229,10 @@ void Runtime::complete_step() {
 /// comes too early changes nothing.
 void Runtime::attach_gradients() {
   size_t number = 0;
-  for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      for (size_t member = 0; member < group->size(); ++member) {
-        // Without a gradient, optimizers leave a frozen parameter and its moments alone.
-        if (frozen_[number++]) continue;
-        group->main_pieces()[member].mutable_grad() = group->gradient_pieces()[member];
-      }
-    }
+  for (const auto& shard : shards_) {
+    // Without a gradient, optimizers leave a frozen parameter and its moments alone.
+    if (!shard.trainable || frozen_[number++]) continue;
+    shard.main.mutable_grad() = shard.gradient;
   }
 }
 

@@ -38,32 +38,34 @@ void Runtime::issue(const Instruction& instruction) {
     case Action::refresh:
       ++issued_;
       return streams_->issue(
-          instruction, collective,
-          [&group, axis](Communicator::OnStream stream) { return group.refresh(axis, stream); });
+          instruction, collective, [&group, axis](Communicator::OnStream stream) {
+            return group.transfers().refresh(axis, stream);
+          });
     case Action::gather:
       ++issued_;
       take_parameters(instruction);
       return streams_->issue(
-          instruction, collective,
-          [&group, axis](Communicator::OnStream stream) { return group.gather(axis, stream); });
+          instruction, collective, [&group, axis](Communicator::OnStream stream) {
+            return group.transfers().gather(axis, stream);
+          });
     case Action::reduce:
       ++issued_;
       return streams_->issue(
           instruction, collective,
           [&group, axis, scatter = instruction.scatter](Communicator::OnStream stream) {
-            return group.reduce(axis, scatter, stream);
+            return group.transfers().reduce(axis, scatter, stream);
           });
     case Action::stage:
       return streams_->issue(instruction, kernel, [&group, axis](Communicator::OnStream) {
-        group.stage(axis);
+        group.transfers().stage(axis);
         return Work();
       });
     case Action::accumulate:
       return streams_->issue(
           instruction, kernel,
           [this, &group, &instruction, moment = moment()](Communicator::OnStream) mutable {
-            group.accumulate(instruction.axis, instruction.overwrite);
-            moment.last = moment.last && !group.accumulates_after(instruction.axis);
+            group.transfers().accumulate(instruction.axis, instruction.overwrite);
+            moment.last = moment.last && !group.transfers().accumulates_after(instruction.axis);
             watch_.look_after_reduction(instruction.unit, instruction.group, moment);
             return Work();
           });
@@ -76,18 +78,19 @@ void Runtime::take_parameters(const Instruction& instruction) {
   if (!is_eager()) return;
   units_[static_cast<size_t>(instruction.unit)]
       ->groups()[static_cast<size_t>(instruction.group)]
-      ->take_parameters();
+      ->transfers()
+      .allocate_parameter_slot();
   streams_->join(instruction.stream);
 }
 
 /// Eager: compute has waited for all reductions but the last that was begun.
 void Runtime::take_gradients(Unit& unit) {
   while (reducing_.size() > 1) drop_gradients();
-  for (const auto& group : unit.groups()) group->take_gradients();
+  for (const auto& group : unit.groups()) group->transfers().allocate_gradient_slot();
 }
 
 void Runtime::drop_gradients() {
-  for (const auto& group : reducing_.front()->groups()) group->drop_gradients();
+  for (const auto& group : reducing_.front()->groups()) group->transfers().free_gradient_slot();
   reducing_.pop_front();
 }
 
@@ -124,7 +127,7 @@ void Runtime::run_on_compute(const Instruction& instruction) {
       streams_->wait(instruction.waits);
       if (is_eager()) take_gradients(*unit);
       for (const auto& group : unit->groups()) {
-        if (group->gradients_are_sharded()) group->forget_gradients();
+        if (group->layout().shards_gradients()) group->inbox().mark_all_unwritten();
       }
       break;
     case Action::drain:
@@ -145,10 +148,10 @@ void Runtime::zero_unwritten_gradients(Unit& unit) {
   for (size_t i = 0; i < unit.groups().size(); ++i) {
     auto& group = *unit.groups()[i];
     if (!group.traits().trainable) continue;
-    if (group.gradients_are_sharded() || backward_flags_.last) {
-      group.zero_unwritten_gradients();
+    if (group.layout().shards_gradients() || backward_flags_.last) {
+      group.inbox().zero_unwritten();
     } else {
-      group.flush();
+      group.inbox().flush();
     }
     watch_.look_before_reduction(unit.number, static_cast<int32_t>(i), moment());
   }

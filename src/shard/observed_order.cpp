@@ -150,7 +150,8 @@ bool Runtime::notice_recompute(int32_t expected) {
 void Runtime::copy_parameters(const Frame& frame) {
   auto& copies = pass_->copies[frame.copied_position];
   for (const auto& group : frame.unit->groups()) {
-    if (group->gathers()) copies.push_back(group->copy_gathered());
+    if (group->layout().needs_gather())
+      copies.push_back(group->transfers().parameter_slot().clone());
   }
 }
 

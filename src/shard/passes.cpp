@@ -260,8 +260,8 @@ void Runtime::enter_unforeseen(Unit& unit) {
 std::vector<at::Tensor> Runtime::gather_unforeseen(Unit& unit) {
   std::vector<at::Tensor> buffers;
   for (const auto& group : unit.groups()) {
-    if (changed_ && group->refreshes()) group->refresh_now();
-    if (group->gathers()) buffers.push_back(group->gather_now());
+    if (changed_ && group->layout().needs_refresh()) group->transfers().refresh_now();
+    if (group->layout().needs_gather()) buffers.push_back(group->transfers().gather_now());
     ++issued_;
   }
   return buffers;
@@ -279,8 +279,8 @@ void Runtime::leave_unforeseen(Unit& unit) {
 void Runtime::show(const Frame& frame) {
   auto buffer = frame.buffers.begin();
   for (const auto& group : frame.unit->groups()) {
-    if (frame.unforeseen && group->gathers()) {
-      group->show((buffer++)->mutable_data_ptr());
+    if (frame.unforeseen && group->layout().needs_gather()) {
+      group->parameters().show((buffer++)->mutable_data_ptr());
     } else {
       group->show();
     }
@@ -307,7 +307,7 @@ void Runtime::abandon() noexcept {
     if (!unit) continue;
     unit->hide(/*keeps_memory=*/true);  // a gather may still write there
     unit->rest();
-    for (const auto& group : unit->groups()) group->drop_pending();
+    for (const auto& group : unit->groups()) group->inbox().drop_pending();
   }
 }
 

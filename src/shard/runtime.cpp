@@ -50,13 +50,11 @@ void Runtime::form(Unit& root) {
   const auto self = shared_from_this();
   for (auto* unit : units_) unit->runtime = self;
   keep_parameterless_units_alive();
+  shards_ = parameter_shards(units_);
   published_versions_ = versions();
   std::vector<at::Tensor> weights;
-  for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      weights.insert(weights.end(), group->main_pieces().begin(), group->main_pieces().end());
-    }
+  for (const auto& shard : shards_) {
+    if (shard.trainable) weights.push_back(shard.main);
   }
   main_weights_seen_ = WeightChangeDetector(weights);
   frozen_.assign(frozen_now().size(), false);
@@ -78,12 +76,8 @@ bool Runtime::has_trainable() const {
 }
 
 std::string Runtime::name_of_trainable(size_t number) const {
-  for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      if (number < group->size()) return full_name(*unit, group->name(number));
-      number -= group->size();
-    }
+  for (const auto& shard : shards_) {
+    if (shard.trainable && number-- == 0) return shard.name;
   }
   return "";
 }
@@ -164,9 +158,9 @@ Communicator* Runtime::link(const Mesh& mesh, const std::string& axis, const cha
   return own.get();
 }
 
-GroupLinks Runtime::links_of(const GroupTraits& traits) {
+GroupCommunicators Runtime::links_of(const GroupTraits& traits) {
   const auto& [mesh, axes] = std::tie(traits.mesh, traits.axes);
-  GroupLinks links;
+  GroupCommunicators links;
   links.gather.inner = link(mesh, axes.inner, "gather");
   links.reduce.inner = link(mesh, axes.inner, "reduce");
   if (axes.outer.empty()) return links;
@@ -249,7 +243,7 @@ void Runtime::use(std::shared_ptr<const Program> program) {
   if (!arena_.defined() || arena_.numel() != bytes) {
     watch_.release();
     for (const auto* unit : units_) {
-      for (const auto& group : unit->groups()) group->unbind();
+      for (const auto& group : unit->groups()) group->transfers().unbind();
     }
     allocate_arena(bytes);
   }
@@ -332,7 +326,7 @@ void Runtime::bind_groups() {
     const auto& place = program_->place(unit->number);
     for (size_t i = 0; i < unit->groups().size(); ++i) {
       auto& group = *unit->groups()[i];
-      group.bind(
+      group.transfers().bind(
           {arena_, eager, offset(place.parameters, place.parameter_offsets[i]),
            offset(place.gradients, place.gradient_offsets[i]), named("stage.reduce"),
            named("stage.outer")},
@@ -359,12 +353,13 @@ ModelBytes Runtime::bytes() const {
 }
 
 int64_t Runtime::allocated() const {
-  int64_t bytes = arena_.defined() ? static_cast<int64_t>(arena_.storage().nbytes()) : 0;
+  ModelBytes bytes;
+  if (arena_.defined()) bytes.arena = static_cast<int64_t>(arena_.storage().nbytes());
   for (const auto* unit : units_) {
     if (!unit) continue;
-    for (const auto& group : unit->groups()) bytes += group->allocated();
+    for (const auto& group : unit->groups()) group->add_bytes(bytes);
   }
-  return bytes;
+  return bytes.sum();
 }
 
 void Runtime::drop(Unit& unit) noexcept {
@@ -374,17 +369,13 @@ void Runtime::drop(Unit& unit) noexcept {
   for (auto*& one : units_) {
     if (one == &unit) one = nullptr;
   }
+  shards_.clear();  // they keep its memory
 }
 
 int64_t Runtime::versions() const {
   int64_t sum = 0;
-  for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      for (const auto& piece : group->main_pieces()) {
-        sum += piece._version();
-      }
-    }
+  for (const auto& shard : shards_) {
+    if (shard.trainable) sum += shard.main._version();
   }
   return sum;
 }
@@ -410,7 +401,7 @@ void Runtime::check_initialised() const {
   if (world_.device().is_meta()) return;
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
-      const auto name = group->uninitialised();
+      const auto name = group->storage().first_uninitialised();
       TORCH_CHECK(
           !name, "[shard] parameter '", full_name(*unit, *name),
           "' was built on the meta device and has no values: call sherd::initialise(model)");
@@ -474,7 +465,7 @@ void Runtime::divide_by_tokens(double tokens) {
   divided_ = true;
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
-      if (group->traits().trainable) group->divide_gradient(tokens);
+      if (group->traits().trainable) group->storage().divide_gradient(tokens);
     }
   }
   attach_gradients();
@@ -509,9 +500,11 @@ void Runtime::publish(bool by_optimizer) {
     if (unit->gathered) unit->hide();  // gathered ahead or kept: the values are old now
     for (const auto& group : unit->groups()) {
       if (!group->traits().trainable) continue;
-      if (!by_optimizer) group->publish();
-      for (const auto& piece : group->main_pieces()) piece.mutable_grad() = at::Tensor();
+      if (!by_optimizer) group->storage().publish();
     }
+  }
+  for (const auto& shard : shards_) {
+    if (shard.trainable) shard.main.mutable_grad() = at::Tensor();
   }
   streams_->signal(published());
   if (recorder_ && update_entry_) recorder_->end(*update_entry_, {});
@@ -528,7 +521,7 @@ void Runtime::publish(bool by_optimizer) {
 
 void Runtime::publish_loaded() {
   for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) group->note_stored();
+    for (const auto& group : unit->groups()) group->storage().mark_all_initialised();
   }
   publish();
   --step_;

@@ -17,6 +17,7 @@
 
 #include "comm/nccl/symmetric.h"
 #include "shard/agreement.h"
+#include "shard/parameter_shards.h"
 #include "shard/program_streams.h"
 #include "shard/recorder.h"
 #include "shard/unit.h"
@@ -110,6 +111,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   const std::vector<Unit*>& units() const { return units_; }
   Unit& root() const { return *units_.back(); }
+  /// This rank's elements of all parameters.
+  const std::vector<ParameterShard>& shards() const { return shards_; }
   const Program& program() const { return *program_; }
   const World& world() const { return world_; }
   int64_t steps() const { return step_; }  ///< that were published
@@ -167,7 +170,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void find_units(Unit& root);
   void keep_parameterless_units_alive();
   Communicator* link(const Mesh& mesh, const std::string& axis, const char* purpose);
-  GroupLinks links_of(const GroupTraits& traits);
+  GroupCommunicators links_of(const GroupTraits& traits);
   CallOrder default_order() const;
   /// Of the pass that is under way.
   const CallOrder& order() const { return program_->order(pass_->train); }
@@ -253,6 +256,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   World world_;
   std::vector<Unit*> units_;  // by number: inner ones first, the root last; null once gone
+  std::vector<ParameterShard> shards_;
   std::vector<int32_t> parents_;
   std::map<std::pair<const Communicator*, std::string>, std::shared_ptr<Communicator>> links_;
   std::unique_ptr<Agreement> agreement_;
