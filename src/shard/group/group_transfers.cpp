@@ -152,7 +152,8 @@ void GroupTransfers::prepare_sharded_gradients() {
   reduce_scatter_.inner = pair_ranges(in_slot(inner), in_slot(kWhole));
   if (outer) reduce_scatter_.outer = pair_ranges(in_slot(layout_.both_part()), in_slot(inner));
   const auto mine = layout_.accumulated_part();
-  (outer ? accumulate_.outer : accumulate_.inner) = {
+  auto& accumulation = outer ? accumulate_.outer : accumulate_.inner;
+  accumulation = {
       cast_copies(layout_.ranges(gradient, mine), in_slot(mine)),
       {dtypes.gradient, dtypes.reduce, divisor_}};
 }
