@@ -2,6 +2,9 @@
 // What optimizers and checkpoints see of a model.
 #include "shard/parameter_shards.h"
 
+#include <set>
+#include <vector>
+
 #include "ranks/rank_world.h"
 #include "shard/sharded_model.h"
 #include "shard/twin.h"
@@ -97,7 +100,9 @@ TEST(ParameterShardsTest, NormDomainsHaveEachShardOnce) {
     const auto model = sharded_torture(way);
     const auto shards = trainable_only(ShardedModel(*model, "a test").shards());
     std::vector<int> seen(shards.size(), 0);
+    std::set<std::vector<Communicator*>> known;
     for (const auto& domain : norm_domains(shards)) {
+      EXPECT_TRUE(known.insert(domain.communicators).second) << "two domains over the same ranks";
       for (const size_t number : domain.shards) {
         ++seen[number];
         EXPECT_EQ(shards[number].norm_communicators, domain.communicators);
