@@ -23,7 +23,7 @@
 namespace sherd {
 
 struct BackgroundSave::State {
-  std::shared_ptr<Runtime> runtime;     // of the model that `copies` has room for
+  std::optional<ShardedModel> model;    // that `copies` has room for
   std::optional<SaveStages> stages;     // of the last save
   std::vector<StoredParameter> copies;  // on the host; the memory serves one save after another
   std::optional<c10::Stream> stream;
@@ -47,7 +47,7 @@ struct BackgroundSave::State {
 
 void BackgroundSave::State::reserve(const std::vector<StoredParameter>& parameters) {
   const bool pinned =
-      !runtime->world().device().is_cpu();  // or copies would not be in the background
+      !model->world().device().is_cpu();  // or copies would not be in the background
   copies = parameters;
   for (auto& parameter : copies) {
     for (auto& piece : parameter.pieces.values) {
@@ -86,7 +86,7 @@ void BackgroundSave::State::copy(const std::vector<StoredParameter>& parameters)
     }
   };
   copy_all(/*buffers=*/true);
-  const auto device = runtime->world().device();
+  const auto device = model->world().device();
   std::optional<c10::StreamGuard> guard;
   if (!device.is_cpu()) {
     const c10::impl::VirtualGuardImpl devices(device.type());
@@ -129,8 +129,8 @@ BackgroundSave::~BackgroundSave() = default;
 
 int64_t BackgroundSave::reserve(const torch::nn::Module& model, const AdamW* optimizer) {
   TORCH_CHECK(!under_way(), "[checkpoint] reserve while a save is under way: finish it");
-  state_->runtime = Runtime::of_model(model, "BackgroundSave");
-  state_->reserve(stored_parameters(model, *state_->runtime, optimizer, {}, Purpose::save));
+  state_->model.emplace(model, "BackgroundSave");
+  state_->reserve(stored_parameters(model, *state_->model, optimizer, {}, Purpose::save));
   int64_t bytes = 0;
   for (const auto& parameter : state_->copies) {
     for (const auto& piece : parameter.pieces.values) {
@@ -149,7 +149,7 @@ void BackgroundSave::begin(
       !under_way(), "[checkpoint] ", folder, ": the save before is not finished: finish it");
   auto& state = *state_;
   const auto& stages = state.stages.emplace(model, folder, options, "BackgroundSave");
-  const bool fresh = std::exchange(state.runtime, stages.runtime()) != stages.runtime();
+  const bool fresh = std::exchange(state.model, stages.model()) != stages.model();
   const auto parameters =
       state.stages->prepare(model, optimizer, [&](const std::vector<StoredParameter>& found) {
         if (fresh || !state.fits(found)) state.reserve(found);
@@ -165,7 +165,7 @@ void BackgroundSave::begin(
 
 void BackgroundSave::before_update() {
   if (!under_way() || !state_->copied) return;
-  const auto device = state_->runtime->world().device();
+  const auto device = state_->model->world().device();
   state_->copied->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
@@ -182,7 +182,7 @@ bool BackgroundSave::advance() {
   state.join();
   const auto stage = std::exchange(state.stage, State::Stage::none);
   state.stages->discard_on_error([&] {
-    on_all_ranks(*state.runtime, [&] {
+    on_all_ranks(*state.model, [&] {
       if (state.problem) std::rethrow_exception(state.problem);
     });
   });

@@ -30,8 +30,8 @@ std::string problem_of(const std::function<void()>& action) {
 }
 
 /// Throws on all ranks the problem of the first rank that has one. Collective.
-void throw_first(Runtime& runtime, const std::string& problem) {
-  for (const auto& [rank, said] : runtime.exchange_text(problem, /*most=*/1)) {
+void throw_first(const ShardedModel& model, const std::string& problem) {
+  for (const auto& said : model.exchange_text(problem, /*most=*/1)) {
     TORCH_CHECK_VALUE(said[0] != 'v', said.substr(1));
     TORCH_CHECK(false, said.substr(1));
   }
@@ -54,20 +54,22 @@ std::future<std::string> start(c10::Device device, const std::function<void()>& 
 
 }  // namespace
 
-void on_all_ranks(Runtime& runtime, const std::function<void()>& action) {
-  throw_first(runtime, problem_of(action));
+void on_all_ranks(const ShardedModel& model, const std::function<void()>& action) {
+  throw_first(model, problem_of(action));
 }
 
 void on_all_ranks_for_long(
-    Runtime& runtime, const std::function<void()>& action, std::chrono::milliseconds interval) {
-  auto work = start(runtime.world().device(), action);
+    const ShardedModel& model,
+    const std::function<void()>& action,
+    std::chrono::milliseconds interval) {
+  auto work = start(model.world().device(), action);
   std::optional<std::string> mine;
   while (true) {
     const bool under_way = !mine && work.wait_for(interval) == std::future_status::timeout;
     if (!mine && !under_way) mine = work.get();
-    if (runtime.exchange_text(under_way ? kUnderWay : "", /*most=*/1).empty()) break;
+    if (model.exchange_text(under_way ? kUnderWay : "", /*most=*/1).empty()) break;
   }
-  throw_first(runtime, *mine);
+  throw_first(model, *mine);
 }
 
 }  // namespace sherd

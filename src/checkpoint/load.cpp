@@ -111,12 +111,12 @@ class Loader {
 
 namespace {
 
-/// The runtime of a model, ready to be given other weights.
-std::shared_ptr<Runtime> runtime_to_load(const torch::nn::Module& model, const char* caller) {
-  auto runtime = Runtime::of_model(model, caller);
-  runtime->check_between_steps(caller);
-  runtime->wait_until_idle(caller);
-  return runtime;
+/// Returns a model that is ready to be given other weights.
+ShardedModel model_to_load(const torch::nn::Module& model, const char* caller) {
+  ShardedModel sharded(model, caller);
+  sharded.check_between_steps(caller);
+  sharded.wait_until_idle(caller);
+  return sharded;
 }
 
 }  // namespace
@@ -126,14 +126,14 @@ LoadedState load(
     AdamW* optimizer,
     const std::string& folder,
     const LoadOptions& options) {
-  const auto runtime = runtime_to_load(model, "load");
+  const auto sharded = model_to_load(model, "load");
   LoadedState state;
-  on_all_ranks_for_long(*runtime, [&] {
+  on_all_ranks_for_long(sharded, [&] {
     const c10::NoGradGuard no_grad;
     const auto parameters =
-        stored_parameters(model, *runtime, optimizer, options.slices, Purpose::load);
+        stored_parameters(model, sharded, optimizer, options.slices, Purpose::load);
     using Check = CheckpointReader::Check;
-    const bool first = runtime->world().rank() == 0;
+    const bool first = sharded.world().rank() == 0;
     Loader loader(folder, first ? Check::all_sizes : Check::what_is_read);
     for (const auto& parameter : parameters) {
       loader.load(parameter, Set::main);
@@ -145,7 +145,7 @@ LoadedState load(
     if (optimizer) optimizer->set_progress(loader.progress());
     state = loader.state();
   });
-  runtime->publish_loaded();
+  sharded.publish_loaded();
   return state;
 }
 
@@ -154,7 +154,7 @@ void load_elements(
     const SlicesOf& slices,
     const ReadElements& read,
     const CheckTensor& check) {
-  const auto runtime = runtime_to_load(model, "load_elements");
+  const auto sharded = model_to_load(model, "load_elements");
   std::vector<StoredParameter> parameters;
   const auto each_run_here = [&](const std::function<void(const StoredParameter&, const Run&)>& f) {
     for (const auto& parameter : parameters) {
@@ -163,14 +163,14 @@ void load_elements(
       each_run(parameter.slices, parameter.begin, end, [&](const Run& run) { f(parameter, run); });
     }
   };
-  on_all_ranks_for_long(*runtime, [&] {
-    parameters = stored_parameters(model, *runtime, nullptr, slices, Purpose::load);
+  on_all_ranks_for_long(sharded, [&] {
+    parameters = stored_parameters(model, sharded, nullptr, slices, Purpose::load);
     std::set<std::string> tensors;
     each_run_here([&](const StoredParameter&, const Run& run) {
       if (check && tensors.insert(*run.tensor).second) check(*run.tensor);
     });
   });
-  on_all_ranks_for_long(*runtime, [&] {
+  on_all_ranks_for_long(sharded, [&] {
     const c10::NoGradGuard no_grad;
     each_run_here([&](const StoredParameter& parameter, const Run& run) {
       const auto& piece = parameter.pieces[Set::main];
@@ -182,7 +182,7 @@ void load_elements(
       }
     });
   });
-  runtime->publish_loaded();
+  sharded.publish_loaded();
 }
 
 }  // namespace sherd

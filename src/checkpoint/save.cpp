@@ -13,8 +13,8 @@ void save(
   SaveStages stages(model, folder, options, "save");
   const auto parameters = stages.prepare(model, optimizer);
   stages.discard_on_error([&] {
-    on_all_ranks_for_long(*stages.runtime(), [&] { stages.write_part(parameters); });
-    on_all_ranks_for_long(*stages.runtime(), [&] { stages.write_state(); });
+    on_all_ranks_for_long(stages.model(), [&] { stages.write_part(parameters); });
+    on_all_ranks_for_long(stages.model(), [&] { stages.write_state(); });
   });
 }
 

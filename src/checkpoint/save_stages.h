@@ -4,12 +4,12 @@
 #include <c10/util/Exception.h>
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/writer.h"
+#include "shard/sharded_model.h"
 
 namespace sherd {
 
@@ -26,7 +26,7 @@ class SaveStages {
       const SaveOptions& options,
       const char* caller);
 
-  const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
+  const ShardedModel& model() const { return model_; }
   bool is_first_rank() const;
 
   /// First stage: plans the files and makes the unfinished folder. `reserve`, if not empty, is
@@ -55,7 +55,7 @@ class SaveStages {
   }
 
  private:
-  std::shared_ptr<Runtime> runtime_;
+  ShardedModel model_;
   UnfinishedFolder unfinished_;
   SaveOptions options_;
   FilePlan plan_;

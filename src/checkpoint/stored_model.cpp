@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "checkpoint/slices.h"
+#include "shard/replace_data.h"
 
 namespace sherd {
 namespace {
@@ -25,8 +26,8 @@ std::map<std::string, const AdamW::Moments*> moments_of(const AdamW* optimizer) 
 
 /// Ranks share a parameter's bytes along the data-parallel axes. Along any other each rank has
 /// values of its own, which would all be written to the same place.
-void check_axes(const std::string& parameter, const GroupTraits& traits) {
-  const auto& [mesh, axes] = std::tie(traits.mesh, traits.axes);
+void check_axes(const ParameterShard& shard) {
+  const auto& [parameter, mesh, axes] = std::tie(shard.name, shard.mesh, shard.axes);
   for (const auto& axis : mesh.axes()) {
     const bool data_parallel = axis.name == axes.inner || axis.name == axes.outer;
     TORCH_CHECK_VALUE(
@@ -42,23 +43,18 @@ void check_axes(const std::string& parameter, const GroupTraits& traits) {
       "data-parallel axes of all ranks");
 }
 
-StoredParameter stored_parameter(
-    Runtime& runtime,
-    const Unit& unit,
-    const Group& group,
-    size_t member,
-    const SlicesOf& slices_of) {
-  const auto stored = group.stored(member);
+StoredParameter stored_parameter(const ParameterShard& shard, const SlicesOf& slices_of) {
+  check_axes(shard);
   StoredParameter one;
-  one.name = runtime.units().full_name(unit, group.name(member));
-  check_axes(one.name, group.traits());
-  one.slices = checked_slices(slices_of, one.name, group.layout().parameters()[member].shape);
-  one.pieces[Set::main] = stored.piece;
-  one.begin = stored.begin;
-  // Each replica writes its share of what they all have.
-  const int64_t count = stored.piece.numel();
-  one.write_begin = one.begin + count * stored.replica / stored.replicas;
-  one.write_end = one.begin + count * (stored.replica + 1) / stored.replicas;
+  one.name = shard.name;
+  one.slices = checked_slices(slices_of, shard.name, shard.shape);
+  // Its own version counter: loaded values are no optimizer's update.
+  one.pieces[Set::main] = shard.main.variable_data();
+  one.begin = shard.begin;
+  // Each replica writes its share of the elements that they all have.
+  const int64_t count = shard.main.numel();
+  one.write_begin = one.begin + count * shard.replica / shard.replicas;
+  one.write_end = one.begin + count * (shard.replica + 1) / shard.replicas;
   return one;
 }
 
@@ -78,7 +74,7 @@ void add_buffers(
       TORCH_CHECK_VALUE(
           purpose == Purpose::load, "[checkpoint] buffer '", name,
           "' has no values: call sherd::initialise(model) first");
-      Group::point(buffer, at::empty(buffer.sizes(), buffer.options().device(world.device())));
+      replace_data(buffer, at::empty(buffer.sizes(), buffer.options().device(world.device())));
     }
     StoredParameter one;
     one.name = name;
@@ -94,25 +90,21 @@ void add_buffers(
 
 std::vector<StoredParameter> stored_parameters(
     const torch::nn::Module& model,
-    Runtime& runtime,
+    const ShardedModel& sharded,
     const AdamW* optimizer,
     const SlicesOf& slices_of,
     Purpose purpose) {
   const auto moments = moments_of(optimizer);
   std::vector<StoredParameter> result;
-  for (const auto* unit : runtime.units()) {
-    for (const auto& group : unit->groups()) {
-      for (size_t i = 0; i < group->size(); ++i) {
-        auto one = stored_parameter(runtime, *unit, *group, i, slices_of);
-        if (const auto found = moments.find(one.name); found != moments.end()) {
-          one.pieces[Set::first_moment] = found->second->first;
-          one.pieces[Set::second_moment] = found->second->second;
-        }
-        result.push_back(std::move(one));
-      }
+  for (const auto& shard : sharded.shards()) {
+    auto one = stored_parameter(shard, slices_of);
+    if (const auto found = moments.find(one.name); found != moments.end()) {
+      one.pieces[Set::first_moment] = found->second->first;
+      one.pieces[Set::second_moment] = found->second->second;
     }
+    result.push_back(std::move(one));
   }
-  add_buffers(model, runtime.world(), slices_of, purpose, result);
+  add_buffers(model, sharded.world(), slices_of, purpose, result);
   return result;
 }
 

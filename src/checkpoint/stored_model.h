@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/file_plan.h"
-#include "shard/runtime/runtime.h"
+#include "shard/sharded_model.h"
 #include "sherd/checkpoint/checkpoint.h"
 
 namespace sherd {
@@ -33,7 +33,7 @@ struct StoredParameter {
 enum class Purpose : uint8_t { save, load };
 std::vector<StoredParameter> stored_parameters(
     const torch::nn::Module& model,
-    Runtime& runtime,
+    const ShardedModel& sharded,
     const AdamW* optimizer,
     const SlicesOf& slices_of,
     Purpose purpose);

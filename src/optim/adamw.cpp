@@ -8,12 +8,12 @@
 
 #include <cmath>
 
+#include "device/profile_range.h"
 #include "kernels/adamw.h"
 #include "kernels/measure.h"
-#include "shard/findings.h"
 #include "shard/glob.h"
 #include "shard/outside_inference.h"
-#include "shard/runtime/runtime.h"
+#include "shard/sharded_model.h"
 #include "sherd/shard/diagnostics.h"
 
 namespace sherd {
@@ -60,17 +60,17 @@ void check(const AdamWOptions& options) {
 
 }  // namespace
 
-/// Gradients whose squares are summed over the same ranks.
-struct NormDomain {
-  std::vector<Communicator*> over;
-  int64_t begin = 0;  // of its parameters, among all
+/// Gradients whose squares are summed over the same ranks: those of parameters [begin, end).
+struct NormRange {
+  std::vector<Communicator*> communicators;
+  int64_t begin = 0;
   int64_t end = 0;
 };
 
 struct AdamW::State {
   ~State() {
     const auto alive_still = runtime.lock();
-    if (alive_still && options.scaling) alive_still->parts().watch.expect_overflow(false);
+    if (alive_still && options.scaling) ShardedModel(alive_still).expect_overflow(false);
   }
   std::weak_ptr<Runtime> runtime;
   AdamWOptions options;
@@ -88,77 +88,54 @@ struct AdamW::State {
   at::Tensor fields;  // the control
   at::Tensor sums;    // of squares: one per parameter
   at::Tensor totals;  // one per domain
-  std::vector<NormDomain> domains;
+  std::vector<NormRange> domains;
 
-  std::shared_ptr<Runtime> alive() const {
-    auto result = runtime.lock();
-    TORCH_CHECK(result, "[optim] the model of this optimizer is gone");
-    return result;
+  ShardedModel model() const {
+    auto alive = runtime.lock();
+    TORCH_CHECK(alive, "[optim] the model of this optimizer is gone");
+    return ShardedModel(std::move(alive));
   }
   at::Tensor field(control::Field number) const { return fields.narrow(0, number, 1); }
   double value(control::Field number) const { return field(number).item<double>(); }
-  void take(const Runtime& from);
-  void follow(const Runtime& from);
+  void prepare(const ShardedModel& model);
+  void follow_frozen(const ShardedModel& model);
   void build_pass();
   void set_missed(const Progress& progress);
   void measure() const;
-  void take_tokens(Runtime& from, std::optional<int64_t> tokens) const;
-  void check_finite(Runtime& from) const;
+  void set_tokens(const ShardedModel& model, std::optional<int64_t> tokens) const;
+  void check_finite(const ShardedModel& model) const;
 };
 
-/// All that a step needs, prepared once.
-void AdamW::State::take(const Runtime& from) {
-  struct Member {
-    std::string name;
-    AdamWTensors tensors;
-    std::vector<Communicator*> over;
-    size_t number = 0;
-  };
-  std::vector<Member> members;
-  for (const auto* unit : from.units()) {
-    for (const auto& group : unit->groups()) {
-      const auto& traits = group->traits();
-      if (!traits.trainable) continue;
-      auto first = group->allocate_like_main(options.states);
-      auto second = group->allocate_like_main(options.states);
-      std::vector<Communicator*> over;
-      for (const auto& axis : traits.norm_axes()) over.push_back(&traits.mesh.communicator(axis));
-      for (size_t i = 0; i < group->size(); ++i) {
-        auto name = from.units().full_name(*unit, group->name(i));
-        const auto settings = settings_of(name, options);
-        moments.push_back({name, first.pieces[i], second.pieces[i]});
-        members.push_back(
-            {std::move(name),
-             {group->main_pieces()[i], group->gradient_pieces()[i], first.pieces[i],
-              second.pieces[i], group->model_piece(i), settings},
-             over,
-             members.size()});
-      }
-      storages.push_back(std::move(first.storage));
-      storages.push_back(std::move(second.storage));
-    }
+/// Prepares all that a step needs, once.
+void AdamW::State::prepare(const ShardedModel& model) {
+  const auto shards = trainable_only(model.shards());
+  const auto first = allocate_like_main(shards, options.states);
+  const auto second = allocate_like_main(shards, options.states);
+  for (const auto* buffers : {&first, &second}) {
+    storages.insert(storages.end(), buffers->storages.begin(), buffers->storages.end());
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    moments.push_back({shards[i].name, first.pieces[i], second.pieces[i]});
   }
   std::vector<at::Tensor> gradients;
-  for (const auto& member : members) {
-    const auto known = std::any_of(domains.begin(), domains.end(), [&](const NormDomain& domain) {
-      return domain.over == member.over;
-    });
-    if (known) continue;
+  for (const auto& domain : norm_domains(shards)) {
     const auto begin = std::ssize(names);
-    for (const auto& other : members) {
-      if (other.over != member.over) continue;
-      names.push_back(other.name);
-      tensors.push_back(other.tensors);
-      order.push_back(other.number);
-      gradients.push_back(other.tensors.gradient);
+    for (const size_t number : domain.shards) {
+      const auto& shard = shards[number];
+      names.push_back(shard.name);
+      tensors.push_back(
+          {shard.main, shard.gradient, first.pieces[number], second.pieces[number],
+           shard.model_weight, settings_of(shard.name, options)});
+      order.push_back(number);
+      gradients.push_back(shard.gradient);
     }
-    domains.push_back({member.over, begin, std::ssize(names)});
+    domains.push_back({domain.communicators, begin, std::ssize(names)});
   }
   frozen.assign(tensors.size(), false);
   frozen_at.assign(tensors.size(), 0);
   build_pass();
   measurement = Measurement(gradients);
-  const auto numbers = at::TensorOptions().dtype(at::kDouble).device(from.world().device());
+  const auto numbers = at::TensorOptions().dtype(at::kDouble).device(model.world().device());
   sums = at::zeros({std::ssize(names)}, numbers);
   totals = at::zeros({std::ssize(domains)}, numbers);
   fields = at::zeros({control::count}, numbers);
@@ -166,11 +143,11 @@ void AdamW::State::take(const Runtime& from) {
 
 /// Parameters that were frozen or made trainable since the last step: the table of work is built
 /// anew. As with torch's AdamW, a frozen one keeps weight, moments and its number of updates.
-void AdamW::State::follow(const Runtime& from) {
-  const auto& now = from.state().frozen;
+void AdamW::State::follow_frozen(const ShardedModel& model) {
+  const auto& now = model.frozen();
   if (now == frozen) return;
   TORCH_CHECK(
-      !from.graph().capturing, "[optim] parameters of '", from.root().name(),
+      !model.capturing(), "[optim] parameters of '", model.name(),
       "' were frozen or made trainable since the last step: run a step before capturing one");
   const double updates = value(control::step);
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -193,7 +170,7 @@ void AdamW::State::set_missed(const Progress& progress) {
   }
   if (!changes) return;
   build_pass();
-  ++alive()->graph().update_version;
+  model().note_new_update();
 }
 
 void AdamW::State::build_pass() {
@@ -209,33 +186,34 @@ void AdamW::State::build_pass() {
 void AdamW::State::measure() const {
   measurement.run(sums);
   for (size_t i = 0; i < domains.size(); ++i) {
-    const auto& [over, begin, end] = domains[i];
+    const auto& [communicators, begin, end] = domains[i];
     auto total = totals.narrow(0, static_cast<int64_t>(i), 1);
     at::sum_out(total, sums.narrow(0, begin, end - begin), {0}, /*keepdim=*/true);
-    for (auto* communicator : over) communicator->all_reduce(total, Reduction::sum()).wait();
+    for (auto* communicator : communicators) {
+      communicator->all_reduce(total, Reduction::sum()).wait();
+    }
   }
 }
 
-void AdamW::State::take_tokens(Runtime& from, std::optional<int64_t> tokens) const {
-  const auto& root = from.root();
-  const bool per_token = root.options().loss == Loss::per_token;
+void AdamW::State::set_tokens(const ShardedModel& model, std::optional<int64_t> tokens) const {
+  const bool per_token = model.loss() == Loss::per_token;
   TORCH_CHECK_VALUE(
-      per_token == tokens.has_value(), "[optim] the loss of '", root.name(), "' is ",
+      per_token == tokens.has_value(), "[optim] the loss of '", model.name(), "' is ",
       per_token ? "per token: say how many this rank had with optimizer.step({.tokens = …})"
                 : "not per token: set options.loss = sherd::Loss::per_token, or give no tokens");
   if (!per_token) return;
   TORCH_CHECK_VALUE(
-      *tokens >= 0, "[optim] the step of '", root.name(), "' has ", *tokens, " tokens");
+      *tokens >= 0, "[optim] the step of '", model.name(), "' has ", *tokens, " tokens");
   const auto own = field(control::own_tokens);
-  if (from.graph().capturing) {
-    from.graph().tokens_captured = true;  // each replay reads what set_tokens wrote before it
+  if (model.capturing()) {
+    model.note_tokens_captured();  // each replay reads what set_tokens wrote before it
   } else {
     own.fill_(static_cast<double>(*tokens));
   }
   auto sum = field(control::tokens);
   sum.copy_(own);
-  for (const auto& axis : {root.axes().inner, root.axes().outer}) {
-    if (!axis.empty()) root.mesh().communicator(axis).all_reduce(sum, Reduction::sum()).wait();
+  for (auto* communicator : model.data_communicators()) {
+    communicator->all_reduce(sum, Reduction::sum()).wait();
   }
 }
 
@@ -243,19 +221,19 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
     : state_(std::make_unique<State>()) {
   check(options);
   const OutsideInference normal;
-  const auto runtime = Runtime::of_model(model, "AdamW");
-  state_->runtime = runtime;
+  const ShardedModel sharded(model, "AdamW");
+  state_->runtime = sharded.weak();
   state_->options = options;
-  state_->range_name = "update " + runtime->root().name();
+  state_->range_name = "update " + sharded.name();
   state_->rules.max_norm = options.max_norm;
   if (options.scaling) {
     state_->rules.scaled = true;
-    runtime->parts().watch.expect_overflow(true);
+    sharded.expect_overflow(true);
     state_->rules.growth = options.scaling->growth;
     state_->rules.backoff = options.scaling->backoff;
     state_->rules.interval = static_cast<double>(options.scaling->interval);
   }
-  state_->take(*runtime);
+  state_->prepare(sharded);
   state_->field(control::rate).fill_(options.rate);
   state_->field(control::tokens).fill_(1);
   state_->field(control::scale).fill_(options.scaling ? options.scaling->initial : 1);
@@ -267,29 +245,28 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step(const StepOptions& options) {
   const OutsideInference normal;
-  const auto runtime = state_->alive();
-  runtime->check_complete("optimizer.step()");
-  state_->follow(*runtime);
+  const auto model = state_->model();
+  model.check_complete("optimizer.step()");
+  state_->follow_frozen(model);
   const ProfileScope scope(state_->range_name);
-  state_->take_tokens(*runtime, options.tokens);
+  state_->set_tokens(model, options.tokens);
   state_->measure();
   advance_control(state_->fields, state_->totals, state_->rules);
   state_->pass.run(state_->fields);
-  runtime->publish(/*by_optimizer=*/true);
-  if (!state_->options.scaling && runtime->world().device().is_cpu()) {
-    state_->check_finite(*runtime);
-  }
+  model.publish_update();
+  if (!state_->options.scaling && model.world().device().is_cpu()) state_->check_finite(model);
 }
 
-/// All ranks know that the norm is not finite; who has the elements can say of which parameter.
-void AdamW::State::check_finite(Runtime& from) const {
+/// Throws if the norm is not finite, which all ranks see; the watch of the rank that has the
+/// elements names the parameter. Collective.
+void AdamW::State::check_finite(const ShardedModel& model) const {
   if (value(control::skip) == 0) return;
-  report_findings(from.parts(), ": no weight was changed");
+  model.report_findings(": no weight was changed");
   throw NotFiniteError(
       {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
       c10::str(
-          "[optim] the gradient of '", from.root().name(), "' has no finite norm in step ",
-          from.state().step(), ": no weight was changed"),
+          "[optim] the gradient of '", model.name(), "' has no finite norm in step ", model.steps(),
+          ": no weight was changed"),
       {});
 }
 
@@ -300,11 +277,11 @@ void AdamW::set_rate(double rate) {
 }
 
 void AdamW::set_tokens(int64_t tokens) {
-  const auto runtime = state_->alive();
+  const auto model = state_->model();
   TORCH_CHECK_VALUE(
-      tokens >= 0, "[optim] the step of '", runtime->root().name(), "' has ", tokens, " tokens");
+      tokens >= 0, "[optim] the step of '", model.name(), "' has ", tokens, " tokens");
   state_->field(control::own_tokens).fill_(static_cast<double>(tokens));
-  runtime->graph().tokens_given = true;
+  model.note_tokens_given();
 }
 
 at::Tensor AdamW::scale(const at::Tensor& loss) const {

@@ -62,8 +62,8 @@ std::vector<ParameterNorms> norms(const torch::nn::Module& model) {
     for (const auto& group : unit->groups()) {
       const auto& traits = group->traits();
       if (!traits.trainable) continue;
-      auto tensors = group->main_pieces();
-      const auto& gradients = group->gradient_pieces();
+      auto tensors = group->storage().main_pieces();
+      const auto& gradients = group->storage().gradient_pieces();
       tensors.insert(tensors.end(), gradients.begin(), gradients.end());
       auto sums = at::empty({std::ssize(tensors)}, numbers);
       Measurement(tensors).run(sums);

@@ -49,8 +49,8 @@ class Claim {
  public:
   explicit Claim(torch::nn::Module& module) : module_(module) { walk(module, ""); }
 
-  std::vector<Candidate> candidates() {
-    std::vector<Candidate> result;
+  std::vector<UnshardedParameter> candidates() {
+    std::vector<UnshardedParameter> result;
     for (auto& shared : shared_) {
       // Used by two units: it belongs to the one around both, which is this one.
       const auto owner = find_owner(shared.parameter);
@@ -83,7 +83,7 @@ class Claim {
   }
 
   /// A parameter that is used outside the units inside this module.
-  void see(Candidate candidate) {
+  void see(UnshardedParameter candidate) {
     const auto owner = find_owner(candidate.parameter);
     if (!owner.unit) {
       own_.push_back(std::move(candidate));
@@ -111,9 +111,10 @@ class Claim {
   static c10::ScalarType take_from(Unit& unit, const at::Tensor& parameter) {
     if (unit.runtime) unit.runtime->check_resting("fully_shard");
     auto all = unit.give_back();
-    const auto taken = std::find_if(all.begin(), all.end(), [&](const Candidate& candidate) {
-      return candidate.parameter.is_same(parameter);
-    });
+    const auto taken =
+        std::find_if(all.begin(), all.end(), [&](const UnshardedParameter& candidate) {
+          return candidate.parameter.is_same(parameter);
+        });
     const auto dtype = taken->dtype;
     all.erase(taken);
     unit.take(all);
@@ -122,8 +123,8 @@ class Claim {
   }
 
   torch::nn::Module& module_;
-  std::vector<Candidate> own_;
-  std::vector<Candidate> shared_;
+  std::vector<UnshardedParameter> own_;
+  std::vector<UnshardedParameter> shared_;
 };
 
 /// The buffers of a module and of those inside it that are no units, with their names.
@@ -153,7 +154,7 @@ void take_values_of_first_rank(const at::Tensor& buffer, const Mesh& mesh, const
   if (!values.is_alias_of(buffer)) buffer.detach().copy_(values);
 }
 
-void check(const Candidate& candidate) {
+void check(const UnshardedParameter& candidate) {
   const auto& parameter = candidate.parameter;
   TORCH_CHECK_VALUE(
       !parameter.is_inference(), "[shard] parameter '", candidate.name,

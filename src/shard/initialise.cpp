@@ -19,6 +19,7 @@
 #include "device/random_state.h"
 #include "kernels/keyed_fill.h"
 #include "shard/outside_inference.h"
+#include "shard/replace_data.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {
@@ -111,7 +112,7 @@ class Birth {
   }
   ~Birth() {
     for (const auto& place : unit_.parameters()) {
-      Group::point(place.parameter, unit_.groups()[place.group]->flat_view(place.index));
+      replace_data(place.parameter, unit_.groups()[place.group]->parameters().view(place.index));
     }
   }
   Birth(const Birth&) = delete;
@@ -128,7 +129,7 @@ class Birth {
     for (const auto& fresh : fresh_) {
       if (!fresh.place) continue;
       auto& group = *unit_.groups()[fresh.place->group];
-      group.take_member(fresh.place->index, fresh.tensor.detach().reshape({-1}));
+      group.storage().set_values(fresh.place->index, fresh.tensor.detach().reshape({-1}));
     }
   }
 
@@ -145,12 +146,12 @@ class Birth {
     if (!options_.values) return;
     for (const auto& place : unit_.parameters()) {
       auto& group = *unit_.groups()[place.group];
-      if (!group.is_uninitialised(place.index)) continue;
+      if (!group.storage().is_uninitialised(place.index)) continue;
       const auto name = join(path_, group.name(place.index));
       const auto values = options_.values(name, place.parameter.sizes());
       if (!values) continue;
       if (values->kind != InitialValues::Kind::constant) check_key(group, name);
-      group.fill_member(
+      group.storage().fill_by_key(
           place.index, key_of(options_.seed, name),
           {static_cast<KeyedValues::Kind>(values->kind), values->a, values->b});
     }
@@ -172,7 +173,7 @@ class Birth {
     const auto parameters = unit_.parameters();
     for (const auto& place : parameters) {
       const auto& group = *unit_.groups()[place.group];
-      if (!group.is_uninitialised(place.index)) continue;
+      if (!group.storage().is_uninitialised(place.index)) continue;
       fresh_.push_back({join(path_, group.name(place.index)), place.parameter, place});
       check_key(group, fresh_.back().name);
     }
@@ -182,7 +183,7 @@ class Birth {
     for (const auto& place : parameters) {
       const auto dtype = unit_.groups()[place.group]->traits().dtypes.main;
       const auto options = at::TensorOptions().dtype(dtype).device(device);
-      Group::point(place.parameter, make_unset(place.parameter.sizes(), options));
+      replace_data(place.parameter, make_unset(place.parameter.sizes(), options));
     }
   }
 
@@ -191,7 +192,7 @@ class Birth {
       for (const auto& item : module->named_buffers(/*recurse=*/false)) {
         const auto& buffer = item.value();
         if (!buffer.is_meta()) continue;
-        Group::point(buffer, make_unset(buffer.sizes(), buffer.options().device(device)));
+        replace_data(buffer, make_unset(buffer.sizes(), buffer.options().device(device)));
         fresh_.push_back({join(path, item.key()), buffer, std::nullopt});
       }
     }

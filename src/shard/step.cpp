@@ -19,15 +19,23 @@
 namespace sherd {
 namespace {
 
-/// Sums a number over the data-parallel ranks of the root's mesh.
-double sum_over(const Mesh& mesh, const std::vector<std::string>& axes, double value) {
-  auto sum = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(mesh.world().device()));
+/// Sums a number over the ranks of the communicators. Blocks. Collective.
+double sum_over(const std::vector<Communicator*>& communicators, c10::Device device, double value) {
+  auto sum = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(device));
   sum.fill_(value);
-  for (const auto& axis : axes) {
-    if (axis.empty()) continue;
-    mesh.communicator(axis).all_reduce(sum, Reduction::sum()).synchronize();
+  for (auto* communicator : communicators) {
+    communicator->all_reduce(sum, Reduction::sum()).synchronize();
   }
   return sum.item<double>();
+}
+
+/// Sums the tokens over the data-parallel ranks of the root's mesh. Blocks. Collective.
+double tokens_of_all_ranks(const Unit& root, int64_t tokens) {
+  std::vector<Communicator*> communicators;
+  for (const auto& axis : {root.axes().inner, root.axes().outer}) {
+    if (!axis.empty()) communicators.push_back(&root.mesh().communicator(axis));
+  }
+  return sum_over(communicators, root.mesh().world().device(), static_cast<double>(tokens));
 }
 
 }  // namespace
@@ -47,14 +55,8 @@ void finish(const torch::nn::Module& model) {
 std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& model) {
   const auto runtime = Runtime::of_model(model, "parameters");
   std::vector<std::pair<std::string, at::Tensor>> result;
-  for (const auto* unit : runtime->units()) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      for (size_t member = 0; member < group->size(); ++member) {
-        result.emplace_back(
-            runtime->units().full_name(*unit, group->name(member)), group->main_pieces()[member]);
-      }
-    }
+  for (const auto& shard : runtime->shards()) {
+    if (shard.trainable) result.emplace_back(shard.name, shard.main);
   }
   return result;
 }
@@ -79,13 +81,8 @@ namespace {
 /// step after step.
 void check_updates(const Runtime& runtime, torch::optim::Optimizer& optimizer) {
   std::unordered_set<const c10::TensorImpl*> mine;
-  for (const auto* unit : runtime.units()) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      for (const auto& piece : group->main_pieces()) {
-        if (piece.numel() > 0) mine.insert(piece.unsafeGetTensorImpl());
-      }
-    }
+  for (const auto& shard : runtime.shards()) {
+    if (shard.trainable && shard.main.numel() > 0) mine.insert(shard.main.unsafeGetTensorImpl());
   }
   bool updates = mine.empty();
   for (const auto& param_group : optimizer.param_groups()) {
@@ -126,9 +123,7 @@ void step(
       "' is per token: say how many this rank had with sherd::step(model, optimizer, {.tokens = "
       "…})");
   if (options.tokens) {
-    const auto& axes = runtime->root().axes();
-    runtime->divide_by_tokens(sum_over(
-        runtime->root().mesh(), {axes.inner, axes.outer}, static_cast<double>(*options.tokens)));
+    runtime->divide_by_tokens(tokens_of_all_ranks(runtime->root(), *options.tokens));
   }
   optimizer.step();
   runtime->publish();
@@ -144,25 +139,19 @@ double gradient_norm(const torch::nn::Module& model, const StepOptions& options)
       per_token ? "per token: say how many this rank had with {.tokens = …}"
                 : "not per token: it takes no tokens");
   const c10::NoGradGuard no_grad;
+  const auto shards = trainable_only(runtime->shards());
+  const auto device = runtime->world().device();
   double squares = 0;
-  for (const auto* unit : runtime->units()) {
-    for (const auto& group : unit->groups()) {
-      const auto& traits = group->traits();
-      if (!traits.trainable) continue;
-      double mine = 0;
-      for (const auto& piece : group->gradient_pieces()) {
-        const auto norm = at::linalg_vector_norm(piece, 2, {}, false, at::kDouble);
-        mine += norm.square().item<double>();
-      }
-      squares += sum_over(traits.mesh, traits.norm_axes(), mine);
+  for (const auto& domain : norm_domains(shards)) {
+    double mine = 0;
+    for (const auto number : domain.shards) {
+      const auto norm = at::linalg_vector_norm(shards[number].gradient, 2, {}, false, at::kDouble);
+      mine += norm.square().item<double>();
     }
+    squares += sum_over(domain.communicators, device, mine);
   }
   const double norm = std::sqrt(squares);
-  if (!per_token) return norm;
-  const auto& root = runtime->root();
-  return norm / sum_over(
-                    root.mesh(), {root.axes().inner, root.axes().outer},
-                    static_cast<double>(*options.tokens));
+  return per_token ? norm / tokens_of_all_ranks(runtime->root(), *options.tokens) : norm;
 }
 
 const Program& program(const torch::nn::Module& model) {
@@ -182,11 +171,11 @@ std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn:
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (const auto* unit : runtime->units()) {
     for (const auto& group : unit->groups()) {
-      const auto full = group->full_main();
+      const auto full = group->storage().gather_main_weight();
       for (size_t member = 0; member < group->size(); ++member) {
         result.emplace_back(
             runtime->units().full_name(*unit, group->name(member)),
-            group->view(full, member).clone());
+            group->layout().view(full, member).clone());
       }
     }
   }
@@ -209,7 +198,7 @@ auto unit_to_edit(torch::nn::Module& module, const char* function) {
     unit->runtime->finish();
   }
   for (const auto& group : unit->groups()) {
-    const auto name = group->uninitialised();
+    const auto name = group->storage().first_uninitialised();
     TORCH_CHECK(
         !name, "[shard] ", function, " of unit '", unit->name(), "': parameter '", *name,
         "' has no values: call sherd::initialise(model) first");
@@ -225,11 +214,11 @@ void edit_main_weights(
   const auto unit = unit_to_edit(module, "edit_main_weights");
   const c10::NoGradGuard no_grad;
   for (const auto& group : unit->groups()) {
-    const auto full = group->full_main();
+    const auto full = group->storage().gather_main_weight();
     for (size_t member = 0; member < group->size(); ++member) {
-      edit(group->name(member), group->view(full, member));
+      edit(group->name(member), group->layout().view(full, member));
     }
-    group->take_main(full);
+    group->storage().set_main_weight(full);
   }
   if (unit->runtime) unit->runtime->note_edit();
 }
@@ -239,10 +228,10 @@ void edit_parameters(torch::nn::Module& module, const std::function<void()>& edi
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> main, before, full;
   for (const auto& group : unit->groups()) {
-    main.push_back(group->full_main());
+    main.push_back(group->storage().gather_main_weight());
     before.push_back(main.back().to(group->traits().dtypes.model));
     full.push_back(before.back().clone());
-    group->show(full.back().mutable_data_ptr());
+    group->parameters().show(full.back().mutable_data_ptr());
   }
   const auto hide = [&] {
     for (const auto& group : unit->groups()) group->hide();
@@ -256,7 +245,8 @@ void edit_parameters(torch::nn::Module& module, const std::function<void()>& edi
   hide();
   for (size_t i = 0; i < full.size(); ++i) {
     // What was not written keeps the main weight's own digits.
-    unit->groups()[i]->take_main(at::where(full[i] == before[i], main[i], full[i].to(main[i])));
+    unit->groups()[i]->storage().set_main_weight(
+        at::where(full[i] == before[i], main[i], full[i].to(main[i])));
   }
   if (unit->runtime) unit->runtime->note_edit();
 }
@@ -269,7 +259,7 @@ std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {
   if (owner.unit->runtime && !owner.unit->runtime->takes_all_gradients()) return std::nullopt;
   // A hook on the parameter has to see its gradient.
   if (!torch::autograd::impl::hooks(parameter).empty()) return std::nullopt;
-  const auto target = owner.unit->groups()[owner.group]->take_target(owner.member);
+  const auto target = owner.unit->groups()[owner.group]->inbox().take_target(owner.member);
   return GradientTarget{target.buffer, target.overwrite};
 }
 

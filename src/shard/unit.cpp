@@ -13,6 +13,7 @@
 #include "shard/glob.h"
 #include "shard/parameter_node.h"
 #include "shard/registry.h"
+#include "shard/replace_data.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {
@@ -50,7 +51,8 @@ void check_dtypes(const GroupTraits& traits, const std::string& name) {
   }
 }
 
-GroupTraits traits_of(const Candidate& candidate, const ShardOptions& options, const Mesh& mesh) {
+GroupTraits traits_of(
+    const UnshardedParameter& candidate, const ShardOptions& options, const Mesh& mesh) {
   GroupTraits traits{
       .trainable = candidate.parameter.requires_grad(),
       .mesh = mesh,
@@ -111,9 +113,9 @@ Unit::~Unit() {
   if (runtime) runtime->drop(*this);
 }
 
-void Unit::take(const std::vector<Candidate>& candidates) {
+void Unit::take(const std::vector<UnshardedParameter>& candidates) {
   std::vector<GroupTraits> traits;
-  std::vector<std::vector<Candidate>> sorted;
+  std::vector<std::vector<UnshardedParameter>> sorted;
   for (auto candidate : candidates) {
     for (const auto& rule : options_.rules) {
       if (rule.granule && matches_glob(rule.match, candidate.name))
@@ -151,12 +153,12 @@ void Unit::attach(const at::Tensor& parameter, size_t group, size_t index) {
   registry().add(parameter, shared_from_this(), group, index);
 }
 
-std::vector<Candidate> Unit::give_back() {
+std::vector<UnshardedParameter> Unit::give_back() {
   const auto self = shared_from_this();  // the parameters hold it
   const c10::NoGradGuard no_grad;
-  std::vector<Candidate> result;
+  std::vector<UnshardedParameter> result;
   std::vector<at::Tensor> full;
-  for (const auto& group : groups_) full.push_back(group->full_main());
+  for (const auto& group : groups_) full.push_back(group->storage().gather_main_weight());
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& member = members_[i];
     auto impl = member.parameter.lock();
@@ -166,12 +168,13 @@ std::vector<Candidate> Unit::give_back() {
     candidate.parameter = parameter;
     registry().remove(parameter);
     const auto& group = *groups_[member.group];
-    Group::point(
+    replace_data(
         parameter,
-        group.is_uninitialised(member.index)
+        group.storage().is_uninitialised(member.index)
             ? at::empty(
                   parameter.sizes(), at::TensorOptions().dtype(candidate.dtype).device(c10::kMeta))
-            : group.view(full[member.group], member.index)
+            : group.layout()
+                  .view(full[member.group], member.index)
                   .clone());  // in the main dtype: nothing is rounded
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
     if (parameter.requires_grad()) torch::autograd::impl::set_grad_accumulator(parameter, {});
@@ -190,7 +193,7 @@ void Unit::set_name(std::string name) {
   backward_range_ = "backward " + name_;
   for (const auto& group : groups_) {
     group->set_unit_name(name_);
-    group->set_message(c10::str(
+    group->parameters().set_message(c10::str(
         "[shard] the parameters of unit '", name_,
         "' are released: call the module through its holder (SHERD_MODULE) or sherd::call, and let "
         "values leave the unit as outputs; to read them, use sherd::full_parameters"));
@@ -285,7 +288,7 @@ void Unit::leave() {
   // What rests whole is hidden as well: a call that bypasses the boundary is an error for every
   // strategy. Gathered groups are hidden by their release.
   for (const auto& group : groups_) {
-    if (!group->gathers()) group->hide();
+    if (!group->layout().needs_gather()) group->hide();
   }
 }
 
@@ -295,7 +298,7 @@ void Unit::receive(size_t group, size_t member, const at::Tensor& gradient) {
       name_,
       "' comes when its gradients are already reduced, or outside any backward of the root: use "
       "the unit's outputs alone outside it");
-  groups_[group]->deposit_gradient(member, gradient);
+  groups_[group]->inbox().receive(member, gradient);
 }
 
 }  // namespace sherd

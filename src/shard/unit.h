@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/profile_range.h"
-#include "shard/group.h"
+#include "shard/group/group.h"
 #include "sherd/shard/options.h"
 
 namespace torch::nn {
@@ -40,9 +40,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unit& operator=(const Unit&) = delete;
 
   /// Takes the candidates as its parameters, in groups by dtype, mesh and trainability.
-  void take(const std::vector<Candidate>& candidates);
+  void take(const std::vector<UnshardedParameter>& candidates);
   /// Gives all parameters back to the module, whole. Collective.
-  std::vector<Candidate> give_back();
+  std::vector<UnshardedParameter> give_back();
 
   const std::string& name() const { return name_; }
   void set_name(std::string name);
@@ -103,7 +103,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   DataAxes axes_;
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<Member> members_;
-  std::vector<Candidate> rules_of_members_;  // names and granules, for give_back
+  std::vector<UnshardedParameter> rules_of_members_;  // names and granules, for give_back
   std::optional<c10::Stream> node_stream_;
 };
 

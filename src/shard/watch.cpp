@@ -72,11 +72,11 @@ void Watch::prepare(const std::vector<Unit*>& units, int64_t micro_batches) {
       auto& entry = entries.emplace_back();
       if (!group->traits().trainable || !options_.enabled) continue;
       entry.first = std::ssize(names);
-      entry.count = std::ssize(group->gradient_pieces());
-      entry.sharded = group->gradients_are_sharded();
-      entry.reduced = Measurement(group->accumulated_pieces());
+      entry.count = std::ssize(group->storage().gradient_pieces());
+      entry.sharded = group->layout().shards_gradients();
+      entry.reduced = Measurement(group->storage().accumulated_pieces());
       if (looks_at_local(entry.sharded, micro_batches == 1)) {
-        entry.local = Measurement(group->local_gradients());
+        entry.local = Measurement(group->inbox().targets());
       }
       for (size_t i = 0; i < group->size(); ++i) {
         names.push_back(unit == &root ? group->name(i) : unit->name() + "." + group->name(i));

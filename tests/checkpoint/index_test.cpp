@@ -50,9 +50,9 @@ void save_as_ranks(int64_t ranks, const std::string& folder) {
   for (int64_t rank = 0; rank < ranks; ++rank) {
     const auto world = World::emulated({.rank = rank, .size = ranks});
     const Subject subject(world, over_all(world), 1);
-    const auto runtime = Runtime::of_model(*subject.model, "save");
+    const ShardedModel sharded(*subject.model, "save");
     const auto parameters =
-        stored_parameters(*subject.model, *runtime, &*subject.optimizer, {}, Purpose::save);
+        stored_parameters(*subject.model, sharded, &*subject.optimizer, {}, Purpose::save);
     if (rank == 0) {
       plan = plan_files(parameters, {});
       progress = subject.optimizer->progress();
@@ -132,8 +132,8 @@ TEST(CheckpointIndex, BytesThatNoRankWroteAreFoundWhenItIsSaved) {
   unfinished.make();
   const auto world = World::emulated({.rank = 0, .size = 2});  // rank 1 writes nothing
   const Subject subject(world, over_all(world), 1);
-  const auto runtime = Runtime::of_model(*subject.model, "save");
-  const auto parameters = stored_parameters(*subject.model, *runtime, nullptr, {}, Purpose::save);
+  const ShardedModel sharded(*subject.model, "save");
+  const auto parameters = stored_parameters(*subject.model, sharded, nullptr, {}, Purpose::save);
   const auto plan = plan_files(parameters, {});
   write_part(unfinished, parameters, plan, 0);
   try {
@@ -147,7 +147,7 @@ TEST(CheckpointIndex, BytesThatNoRankWroteAreFoundWhenItIsSaved) {
 TEST(CheckpointIndex, RanksHearOfEachOtherWhileOneTakesLong) {
   const auto world = World::emulated({.size = 3});
   const Subject subject(world, over_all(world), 1);
-  const auto runtime = Runtime::of_model(*subject.model, "load");
+  const ShardedModel sharded(*subject.model, "load");
   const auto calls = [&] { return recorded_calls(world.communicator()).size(); };
   const auto before = calls();
   bool heard = false;
@@ -160,7 +160,7 @@ TEST(CheckpointIndex, RanksHearOfEachOtherWhileOneTakesLong) {
     TORCH_CHECK_VALUE(false, "[test] at the end");
   };
   try {
-    on_all_ranks_for_long(*runtime, action, std::chrono::milliseconds(1));
+    on_all_ranks_for_long(sharded, action, std::chrono::milliseconds(1));
     FAIL();
   } catch (const c10::ValueError& error) {
     EXPECT_STREQ(error.what_without_backtrace(), "[test] at the end");

@@ -101,11 +101,11 @@ class Sightings {
 
   void look() {
     for (auto& member : members_) {
-      if (member.group->shown()) {
+      if (member.group->parameters().shown()) {
         member.seen = true;
         note(parameters_, member.name, member.parameter_at, member.parameter.const_data_ptr());
       }
-      const auto& gradients = member.group->local_gradients();  // eager: none without memory
+      const auto& gradients = member.group->inbox().targets();  // eager: none without memory
       if (member.unit->phase == Unit::Phase::backward && member.index < gradients.size()) {
         const void* gradient = gradients[member.index].const_data_ptr();
         note(gradients_, member.name, member.gradient_at, gradient);

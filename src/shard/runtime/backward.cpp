@@ -62,7 +62,7 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   for (auto* unit : parts_.units) {
     unit->collecting = false;
     for (const auto& group : unit->groups()) {
-      if (flags.first && !group->gradients_are_sharded()) group->forget_gradients();
+      if (flags.first && !group->layout().shards_gradients()) group->inbox().mark_all_unwritten();
     }
   }
 }

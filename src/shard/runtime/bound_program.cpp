@@ -52,7 +52,7 @@ bool BoundProgram::fits_arena() const {
 
 void BoundProgram::move_arena() {
   for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) group->unbind();
+    for (const auto& group : unit->groups()) group->transfers().unbind();
   }
   windows_.clear();
   arena_.reset();
@@ -104,7 +104,7 @@ void BoundProgram::bind_groups() {
     const auto& place = program_->place(unit->number);
     for (size_t i = 0; i < unit->groups().size(); ++i) {
       auto& group = *unit->groups()[i];
-      group.bind(
+      group.transfers().bind(
           {arena_, eager, offset(place.parameters, place.parameter_offsets[i]),
            offset(place.gradients, place.gradient_offsets[i]), named("stage.reduce"),
            named("stage.outer")},
@@ -124,9 +124,9 @@ Communicator* BoundProgram::link(const Mesh& mesh, const std::string& axis, cons
   return own.get();
 }
 
-GroupLinks BoundProgram::links_of(const GroupTraits& traits) {
+GroupCommunicators BoundProgram::links_of(const GroupTraits& traits) {
   const auto& [mesh, axes] = std::tie(traits.mesh, traits.axes);
-  GroupLinks links;
+  GroupCommunicators links;
   links.gather.inner = link(mesh, axes.inner, "gather");
   links.reduce.inner = link(mesh, axes.inner, "reduce");
   if (axes.outer.empty()) return links;

@@ -63,7 +63,7 @@ class BoundProgram {
   void bind_streams();
   void bind_groups();
   Communicator* link(const Mesh& mesh, const std::string& axis, const char* purpose);
-  GroupLinks links_of(const GroupTraits& traits);
+  GroupCommunicators links_of(const GroupTraits& traits);
 
   World world_;
   const ModelUnits& units_;

@@ -30,32 +30,32 @@ void Executor::issue(const Instruction& instruction) {
     case Action::refresh:
       ++issued_;
       return streams.issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
-        return group.refresh(axis, stream);
+        return group.transfers().refresh(axis, stream);
       });
     case Action::gather:
       ++issued_;
       allocate_parameters(instruction);
       return streams.issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
-        return group.gather(axis, stream);
+        return group.transfers().gather(axis, stream);
       });
     case Action::reduce:
       ++issued_;
       return streams.issue(
           instruction, collective,
           [&group, axis, scatter = instruction.scatter](Communicator::OnStream stream) {
-            return group.reduce(axis, scatter, stream);
+            return group.transfers().reduce(axis, scatter, stream);
           });
     case Action::stage:
       return streams.issue(instruction, kernel, [&group, axis](Communicator::OnStream) {
-        group.stage(axis);
+        group.transfers().stage(axis);
         return Work();
       });
     case Action::accumulate:
       return streams.issue(
           instruction, kernel,
           [this, &group, &instruction, moment = moment()](Communicator::OnStream) mutable {
-            group.accumulate(instruction.axis, instruction.overwrite);
-            moment.last = moment.last && !group.accumulates_after(instruction.axis);
+            group.transfers().accumulate(instruction.axis, instruction.overwrite);
+            moment.last = moment.last && !group.transfers().accumulates_after(instruction.axis);
             watch_.look_after_reduction(instruction.unit, instruction.group, moment);
             return Work();
           });
@@ -94,7 +94,7 @@ void Executor::run_on_compute(const Instruction& instruction) {
       streams.wait(instruction.waits);
       if (program_.is_eager()) allocate_gradients(*unit);
       for (const auto& group : unit->groups()) {
-        if (group->gradients_are_sharded()) group->forget_gradients();
+        if (group->layout().shards_gradients()) group->inbox().mark_all_unwritten();
       }
       break;
     case Action::drain:
@@ -115,10 +115,10 @@ void Executor::complete_gradients(Unit& unit) {
   for (size_t i = 0; i < unit.groups().size(); ++i) {
     auto& group = *unit.groups()[i];
     if (!group.traits().trainable) continue;
-    if (group.gradients_are_sharded() || state_.backward_flags().last) {
-      group.zero_unwritten_gradients();
+    if (group.layout().shards_gradients() || state_.backward_flags().last) {
+      group.inbox().zero_unwritten();
     } else {
-      group.flush();
+      group.inbox().flush();
     }
     watch_.look_before_reduction(unit.number, static_cast<int32_t>(i), moment());
   }
@@ -131,8 +131,8 @@ Watch::Moment Executor::moment() const {
 std::vector<at::Tensor> Executor::gather_now(const Unit& unit, bool refresh) {
   std::vector<at::Tensor> buffers;
   for (const auto& group : unit.groups()) {
-    if (refresh && group->refreshes()) group->refresh_now();
-    if (group->gathers()) buffers.push_back(group->gather_now());
+    if (refresh && group->layout().needs_refresh()) group->transfers().refresh_now();
+    if (group->layout().needs_gather()) buffers.push_back(group->transfers().gather_now());
     ++issued_;
   }
   return buffers;
@@ -141,18 +141,18 @@ std::vector<at::Tensor> Executor::gather_now(const Unit& unit, bool refresh) {
 /// Eager: what is allocated here may have been compute's a moment ago.
 void Executor::allocate_parameters(const Instruction& instruction) {
   if (!program_.is_eager()) return;
-  units_.group(instruction).take_parameters();
+  units_.group(instruction).transfers().allocate_parameter_slot();
   program_.streams().join(instruction.stream);
 }
 
 /// Eager: compute has waited for all reductions but the last that was begun.
 void Executor::allocate_gradients(Unit& unit) {
   while (reducing_.size() > 1) free_oldest_gradients();
-  for (const auto& group : unit.groups()) group->take_gradients();
+  for (const auto& group : unit.groups()) group->transfers().allocate_gradient_slot();
 }
 
 void Executor::free_oldest_gradients() {
-  for (const auto& group : reducing_.front()->groups()) group->drop_gradients();
+  for (const auto& group : reducing_.front()->groups()) group->transfers().free_gradient_slot();
   reducing_.pop_front();
 }
 

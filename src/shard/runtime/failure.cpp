@@ -62,7 +62,7 @@ void release_all(RuntimeParts& parts) noexcept {
     if (!unit) continue;
     unit->hide(/*keeps_memory=*/true);  // a gather may still write there
     unit->rest();
-    for (const auto& group : unit->groups()) group->drop_pending();
+    for (const auto& group : unit->groups()) group->inbox().drop_pending();
   }
 }
 

@@ -20,8 +20,8 @@ void Pass::note_first_node(int32_t position) {
 void show_buffers(Unit& unit, const std::vector<at::Tensor>& buffers) {
   auto buffer = buffers.begin();
   for (const auto& group : unit.groups()) {
-    if (group->gathers()) {
-      group->show((buffer++)->mutable_data_ptr());
+    if (group->layout().needs_gather()) {
+      group->parameters().show((buffer++)->mutable_data_ptr());
     } else {
       group->show();
     }
@@ -158,7 +158,8 @@ void Forward::leave_unforeseen(Unit& unit) {
 void Forward::copy_parameters(const Unit& unit, int32_t position) {
   auto& copies = pass_->copies[position];
   for (const auto& group : unit.groups()) {
-    if (group->gathers()) copies.push_back(group->copy_gathered());
+    if (group->layout().needs_gather())
+      copies.push_back(group->transfers().parameter_slot().clone());
   }
 }
 

@@ -125,7 +125,9 @@ std::vector<at::Tensor> ModelUnits::trainable_weights() const {
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
       if (!group->traits().trainable) continue;
-      weights.insert(weights.end(), group->main_pieces().begin(), group->main_pieces().end());
+      weights.insert(
+          weights.end(), group->storage().main_pieces().begin(),
+          group->storage().main_pieces().end());
     }
   }
   return weights;
@@ -165,7 +167,7 @@ void ModelUnits::check_initialised() const {
   if (root().mesh().world().device().is_meta()) return;
   for (const auto* unit : units_) {
     for (const auto& group : unit->groups()) {
-      const auto name = group->uninitialised();
+      const auto name = group->storage().first_uninitialised();
       TORCH_CHECK(
           !name, "[shard] parameter '", full_name(*unit, *name),
           "' was built on the meta device and has no values: call sherd::initialise(model)");

@@ -35,7 +35,7 @@ class PublishedWeights {
     for (const auto* unit : units_) {
       for (const auto& group : unit->groups()) {
         if (!group->traits().trainable) continue;
-        for (const auto& piece : group->main_pieces()) sum += piece._version();
+        for (const auto& piece : group->storage().main_pieces()) sum += piece._version();
       }
     }
     return sum;

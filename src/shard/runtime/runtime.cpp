@@ -224,6 +224,7 @@ void Runtime::drop(const Unit& unit) noexcept {
   // What is under way may still read its shards.
   streams().abandon();
   parts_.units.drop(unit);
+  parts_.shards.clear();  // they hold its memory
 }
 
 }  // namespace sherd

@@ -74,6 +74,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   RuntimeParts& parts() { return parts_; }
   const World& world() const { return parts_.world; }
   const ModelUnits& units() const { return parts_.units; }
+  const std::vector<ParameterShard>& shards() const { return parts_.shards; }
   Unit& root() const { return parts_.units.root(); }
   const StepState& state() const { return parts_.state; }
   GraphState& graph() { return parts_.graph; }

@@ -19,6 +19,7 @@ RuntimeParts::RuntimeParts(Unit& root)
   state.frozen.assign(units.frozen().size(), false);
   orders.build(units.default_order());
   use(orders.next());
+  shards = parameter_shards(units.all());
 }
 
 void RuntimeParts::use(const std::shared_ptr<const Program>& next) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
+#include "shard/parameter_shards.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/executor.h"
 #include "shard/runtime/follower.h"
@@ -34,6 +36,7 @@ struct RuntimeParts {
   OrderAgreement orders;
   Follower follower;
   PublishedWeights weights;
+  std::vector<ParameterShard> shards;  ///< of all parameters
 
   /// From now on this program runs. Waits for what is under way.
   void use(const std::shared_ptr<const Program>& next);

@@ -25,15 +25,10 @@ void Runtime::complete_step() {
 /// comes too early changes nothing.
 void Runtime::attach_gradients() {
   size_t index = 0;
-  for (const auto* unit : parts_.units) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      for (size_t member = 0; member < group->size(); ++member) {
-        // Without a gradient, optimizers leave a frozen parameter and its moments alone.
-        if (state().frozen[index++]) continue;
-        group->main_pieces()[member].mutable_grad() = group->gradient_pieces()[member];
-      }
-    }
+  for (const auto& shard : parts_.shards) {
+    // Without a gradient, optimizers leave a frozen parameter and its moments alone.
+    if (!shard.trainable || state().frozen[index++]) continue;
+    shard.main.mutable_grad() = shard.gradient;
   }
 }
 
@@ -73,7 +68,7 @@ void Runtime::divide_by_tokens(double tokens) {
   parts_.state.set_divided();
   for (const auto* unit : parts_.units) {
     for (const auto& group : unit->groups()) {
-      if (group->traits().trainable) group->divide_gradient(tokens);
+      if (group->traits().trainable) group->storage().divide_gradient(tokens);
     }
   }
   attach_gradients();
@@ -105,10 +100,11 @@ void Runtime::publish(bool by_optimizer) {
   for (auto* unit : parts_.units) {
     if (unit->gathered) unit->hide();  // gathered ahead or kept: the values are old now
     for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      if (!by_optimizer) group->publish();
-      for (const auto& piece : group->main_pieces()) piece.mutable_grad() = at::Tensor();
+      if (!by_optimizer && group->traits().trainable) group->storage().publish();
     }
+  }
+  for (const auto& shard : parts_.shards) {
+    if (shard.trainable) shard.main.mutable_grad() = at::Tensor();
   }
   parts_.program.signal_published();
   const auto& recorder = parts_.program.recorder();
@@ -122,7 +118,7 @@ void Runtime::publish(bool by_optimizer) {
 
 void Runtime::publish_loaded() {
   for (const auto* unit : parts_.units) {
-    for (const auto& group : unit->groups()) group->note_stored();
+    for (const auto& group : unit->groups()) group->storage().mark_all_initialised();
   }
   publish();
   parts_.state.undo_step();
@@ -183,12 +179,12 @@ ModelBytes Runtime::bytes() const {
 }
 
 int64_t Runtime::allocated() const {
-  int64_t bytes = parts_.program.arena_bytes();
+  ModelBytes bytes;
   for (const auto* unit : parts_.units) {
     if (!unit) continue;
-    for (const auto& group : unit->groups()) bytes += group->allocated();
+    for (const auto& group : unit->groups()) group->add_bytes(bytes);
   }
-  return bytes;
+  return bytes.sum() + parts_.program.arena_bytes();
 }
 
 }  // namespace sherd

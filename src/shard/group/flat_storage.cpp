@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/poison.h"
+#include "shard/group/flat_storage.h"
 
 namespace sherd {
 namespace {
@@ -26,28 +26,28 @@ FlatStorage::FlatStorage(int64_t bytes, c10::Device device)
           /*resizable=*/false)),
       device_(device) {
   set_message("[shard] the parameters are released");
-  poison();
+  unmap();
 }
 
-void FlatStorage::set(void* data) {
+void FlatStorage::map(void* data) {
   auto& impl = *storage_.unsafeGetStorageImpl();
   refuses_access(impl) = false;
   impl.set_data_ptr_noswap(c10::DataPtr(data, device_));  // also renews what it cached of the flag
-  set_ = true;
+  mapped_ = true;
 }
 
-void FlatStorage::poison() {
+void FlatStorage::unmap() {
   auto& impl = *storage_.unsafeGetStorageImpl();
   refuses_access(impl) = true;
   impl.set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
-  set_ = false;
+  mapped_ = false;
 }
 
 void FlatStorage::set_message(std::string message) {
   auto& impl = *storage_.unsafeGetStorageImpl();
   impl.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
-  refuses_access(impl) = !set_;
-  impl.set_data_ptr_noswap(c10::DataPtr(set_ ? impl.mutable_data() : nullptr, device_));
+  refuses_access(impl) = !mapped_;
+  impl.set_data_ptr_noswap(c10::DataPtr(mapped_ ? impl.mutable_data() : nullptr, device_));
 }
 
 }  // namespace sherd

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/group/group_storage.h"
+
+#include <algorithm>
+
+#include "kernels/keyed_fill.h"
+#include "shard/outside_inference.h"
+#include "sherd/shard/diagnostics.h"
+
+namespace sherd {
+namespace {
+
+/// Returns the values that the first rank along each axis has: ranks may have been built with
+/// different ones. Collective.
+at::Tensor values_of_first_rank(const at::Tensor& parameter, const GroupLayout& layout) {
+  const auto& traits = layout.traits();
+  const auto values = parameter.detach().reshape({-1}).to(layout.device());
+  for (const auto& axis : {traits.axes.inner, traits.axes.outer}) {
+    if (axis.empty() || values.numel() == 0) continue;
+    traits.mesh.communicator(axis).broadcast(values, 0).synchronize();
+  }
+  return values;
+}
+
+std::vector<at::Tensor> with_own_versions(std::vector<at::Tensor> pieces) {
+  for (auto& piece : pieces) piece = piece.variable_data();
+  return pieces;
+}
+
+}  // namespace
+
+GroupStorage::GroupStorage(
+    const GroupLayout& layout, const std::vector<UnshardedParameter>& parameters)
+    : layout_(layout) {
+  const OutsideInference normal;
+  const auto& dtypes = layout_.traits().dtypes;
+  model_weight_ = layout_.allocate(layout_.part(Role::parameter), dtypes.model);
+  main_weight_ = layout_.shares_weight()
+                     ? model_weight_
+                     : layout_.allocate(layout_.part(Role::optimizer), dtypes.main);
+  for (size_t member = 0; member < parameters.size(); ++member) {
+    const auto& parameter = parameters[member].parameter;
+    uninitialised_.push_back(parameter.is_meta());
+    if (!parameter.is_meta()) set_values(member, values_of_first_rank(parameter, layout_));
+  }
+  main_pieces_ = with_own_versions(layout_.pieces(main_weight_, layout_.main_part()));
+}
+
+void GroupStorage::allocate_main_gradient() {
+  const auto& traits = layout_.traits();
+  if (!traits.trainable || main_gradient_.storage.defined()) return;
+  main_gradient_ = layout_.allocate(layout_.part(Role::gradient), traits.dtypes.gradient);
+  gradient_pieces_ =
+      with_own_versions(layout_.pieces(main_gradient_, layout_.part(Role::optimizer)));
+}
+
+void GroupStorage::add_bytes(ModelBytes& bytes) const {
+  const auto of = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
+  };
+  bytes.model_weights += of(model_weight_.storage);
+  if (!layout_.shares_weight()) bytes.main_weights += of(main_weight_.storage);
+  bytes.main_gradients += of(main_gradient_.storage);
+}
+
+at::Tensor GroupStorage::model_weight_piece(size_t member) const {
+  if (layout_.shares_weight()) return {};
+  return layout_.piece(model_weight_, layout_.part(Role::optimizer), member);
+}
+
+std::vector<at::Tensor> GroupStorage::accumulated_pieces() const {
+  return layout_.pieces(main_gradient_, layout_.accumulated_part());
+}
+
+std::vector<CastCopy> cast_copies(
+    const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) {
+  std::vector<CastCopy> result;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    result.push_back(
+        {targets[i].mutable_data_ptr(), sources[i].const_data_ptr(), targets[i].numel(), false});
+  }
+  return result;
+}
+
+void GroupStorage::publish() {
+  if (layout_.shares_weight()) return;
+  // Only this rank's part; the rest comes with the next refresh.
+  const auto mine = layout_.part(Role::optimizer);
+  const auto& dtypes = layout_.traits().dtypes;
+  deposit(
+      cast_copies(layout_.ranges(model_weight_, mine), layout_.ranges(main_weight_, mine)),
+      {dtypes.model, dtypes.main, 1}, layout_.device());
+}
+
+void GroupStorage::divide_gradient(double divisor) const {
+  const auto mine = layout_.ranges(main_gradient_, layout_.part(Role::optimizer));
+  const auto dtype = layout_.traits().dtypes.gradient;
+  deposit(cast_copies(mine, mine), {dtype, dtype, divisor}, layout_.device());
+}
+
+at::Tensor GroupStorage::gather_main_weight() const {
+  const auto& traits = layout_.traits();
+  const auto mine = layout_.part(Role::optimizer);
+  const auto full = layout_.allocate(GroupLayout::whole(), traits.dtypes.main);
+  const auto in_full = [&](Part part) { return layout_.ranges(full, part); };
+  for (const auto& [output, input] :
+       pair_ranges(in_full(mine), layout_.ranges(main_weight_, mine))) {
+    output.copy_(input);
+  }
+  const auto& spreads = traits.placement.spreads(Role::optimizer);
+  if (spreads.outer == Spread::shard) {
+    traits.mesh.communicator(traits.axes.outer)
+        .all_gather(pair_ranges(in_full(layout_.inner_part()), in_full(layout_.both_part())))
+        .synchronize();
+  }
+  if (spreads.inner == Spread::shard) {
+    traits.mesh.communicator(traits.axes.inner)
+        .all_gather(pair_ranges(in_full(GroupLayout::whole()), in_full(layout_.inner_part())))
+        .synchronize();
+  }
+  return full.storage;
+}
+
+void GroupStorage::set_main_weight(const at::Tensor& full) {
+  const PartBuffer all{full, GroupLayout::whole()};
+  for (const auto* weight : weights()) {
+    const auto from = layout_.ranges(all, weight->part);
+    const auto to = layout_.ranges(*weight, weight->part);
+    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  }
+  mark_all_initialised();
+}
+
+/// The distinct buffers of weights.
+std::vector<const PartBuffer*> GroupStorage::weights() const {
+  if (layout_.shares_weight()) return {&model_weight_};
+  return {&model_weight_, &main_weight_};
+}
+
+std::optional<std::string> GroupStorage::first_uninitialised() const {
+  const auto found = std::find(uninitialised_.begin(), uninitialised_.end(), true);
+  if (found == uninitialised_.end()) return std::nullopt;
+  return layout_.name(static_cast<size_t>(found - uninitialised_.begin()));
+}
+
+void GroupStorage::set_values(size_t member, const at::Tensor& values) {
+  for (const auto* weight : weights()) {
+    const auto piece = layout_.flat().held_by(weight->part, static_cast<int64_t>(member));
+    weight->storage.narrow(0, piece.offset, piece.length)
+        .copy_(values.narrow(0, piece.begin, piece.length));
+  }
+  uninitialised_[member] = false;
+}
+
+void GroupStorage::fill_by_key(size_t member, uint64_t key, const KeyedValues& values) {
+  for (const auto* weight : weights()) {
+    const auto& storage = weight->storage;
+    const auto piece = layout_.flat().held_by(weight->part, static_cast<int64_t>(member));
+    auto* data =
+        static_cast<char*>(storage.mutable_data_ptr()) + piece.offset * storage.element_size();
+    fill_keyed(
+        {data, storage.scalar_type(), piece.begin, piece.length, key, values}, layout_.device());
+  }
+  uninitialised_[member] = false;
+}
+
+void GroupStorage::mark_all_initialised() {
+  std::fill(uninitialised_.begin(), uninitialised_.end(), false);
+}
+
+}  // namespace sherd

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/group/group_traits.h"
+
+namespace sherd {
+
+bool GroupTraits::same_as(const GroupTraits& other) const {
+  return dtypes == other.dtypes && trainable == other.trainable && placement == other.placement &&
+         axes.inner == other.axes.inner && axes.outer == other.axes.outer &&
+         &mesh.communicator(axes.inner) == &other.mesh.communicator(other.axes.inner);
+}
+
+PerAxis<int64_t> GroupTraits::axis_sizes() const {
+  return {mesh.size(axes.inner), axes.outer.empty() ? 1 : mesh.size(axes.outer)};
+}
+
+PerAxis<int64_t> GroupTraits::coordinates() const {
+  return {mesh.coordinate(axes.inner), axes.outer.empty() ? 0 : mesh.coordinate(axes.outer)};
+}
+
+std::vector<std::string> GroupTraits::norm_axes() const {
+  std::vector<std::string> result;
+  const auto& spreads = placement.spreads(Role::optimizer);
+  if (spreads.inner == Spread::shard) result.push_back(axes.inner);
+  if (spreads.outer == Spread::shard) result.push_back(axes.outer);
+  if (mesh.has("ep")) result.emplace_back("ep");  // each of its ranks has different experts
+  return result;
+}
+
+}  // namespace sherd

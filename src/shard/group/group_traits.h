@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sherd/buffer/dbuffer.h"
+#include "sherd/comm/mesh.h"
+#include "sherd/plan/placement.h"
+#include "sherd/shard/precision.h"
+
+namespace sherd {
+
+/// The properties that all parameters of a group share.
+struct GroupTraits {
+  RoleDtypes dtypes{};
+  bool trainable = true;
+  Mesh mesh;
+  DataAxes axes;
+  Placement placement{Strategy::optim_grads_params};
+
+  /// Returns whether parameters with these traits and with `other` may be in one group.
+  bool same_as(const GroupTraits& other) const;
+  /// Returns the ranks of each data-parallel axis; 1 where there is no outer axis.
+  PerAxis<int64_t> axis_sizes() const;
+  /// Returns this rank's coordinate on each data-parallel axis.
+  PerAxis<int64_t> coordinates() const;
+  /// Returns the axes along which ranks hold different elements of the gradient. A norm sums over
+  /// these only: over the others it would count replicas twice.
+  std::vector<std::string> norm_axes() const;
+};
+
+}  // namespace sherd

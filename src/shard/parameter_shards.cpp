@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/parameter_shards.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "shard/outside_inference.h"
+#include "shard/unit.h"
+
+namespace sherd {
+namespace {
+
+void set_replica(ParameterShard& shard, const GroupLayout& layout) {
+  const auto sizes = layout.traits().axis_sizes();
+  const auto coordinates = layout.traits().coordinates();
+  const auto repeat = [&](Spread spread, int64_t size, int64_t coordinate) {
+    if (spread == Spread::shard) return;
+    shard.replica = shard.replica * size + coordinate;
+    shard.replicas *= size;
+  };
+  repeat(layout.main_spreads().outer, std::max<int64_t>(1, sizes.outer), coordinates.outer);
+  repeat(layout.main_spreads().inner, std::max<int64_t>(1, sizes.inner), coordinates.inner);
+}
+
+ParameterShard shard_of(const Group& group, size_t member) {
+  const auto& layout = group.layout();
+  const auto& traits = group.traits();
+  const auto& storage = group.storage();
+  const auto piece = layout.flat().held_by(layout.main_part(), static_cast<int64_t>(member));
+  ParameterShard shard{
+      .name = group.name(member),
+      .shape = layout.flat().parameters()[member].shape,
+      .trainable = traits.trainable,
+      .main = storage.main_pieces()[member],
+      .begin = piece.begin,
+      .group_size = layout.flat().part_size(layout.main_part().count),
+      .offset = piece.length == 0 ? 0 : piece.offset,
+      .mesh = traits.mesh,
+      .axes = traits.axes};
+  if (traits.trainable) {
+    shard.gradient = storage.gradient_pieces()[member];
+    shard.model_weight = storage.model_weight_piece(member);
+  }
+  set_replica(shard, layout);
+  for (const auto& axis : traits.norm_axes()) {
+    shard.norm_communicators.push_back(&traits.mesh.communicator(axis));
+  }
+  return shard;
+}
+
+}  // namespace
+
+std::vector<ParameterShard> parameter_shards(const std::vector<Unit*>& units) {
+  std::vector<ParameterShard> result;
+  int64_t groups = 0;
+  for (const auto* unit : units) {
+    for (const auto& group : unit->groups()) {
+      for (size_t member = 0; member < group->size(); ++member) {
+        auto shard = shard_of(*group, member);
+        if (unit != units.back()) shard.name = unit->name() + "." + shard.name;
+        shard.group = groups;
+        result.push_back(std::move(shard));
+      }
+      ++groups;
+    }
+  }
+  return result;
+}
+
+std::vector<ParameterShard> trainable_only(const std::vector<ParameterShard>& shards) {
+  std::vector<ParameterShard> result;
+  std::copy_if(
+      shards.begin(), shards.end(), std::back_inserter(result),
+      [](const ParameterShard& shard) { return shard.trainable; });
+  return result;
+}
+
+ShardBuffers allocate_like_main(const std::vector<ParameterShard>& shards, c10::ScalarType dtype) {
+  const OutsideInference normal;
+  ShardBuffers result;
+  int64_t group = -1;
+  for (const auto& shard : shards) {
+    if (shard.group != group) {
+      const auto options = shard.main.options().dtype(dtype);
+      result.storages.push_back(at::zeros({shard.group_size}, options));
+      group = shard.group;
+    }
+    result.pieces.push_back(result.storages.back().narrow(0, shard.offset, shard.main.numel()));
+  }
+  return result;
+}
+
+std::vector<NormDomain> norm_domains(const std::vector<ParameterShard>& shards) {
+  std::vector<NormDomain> result;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const auto& over = shards[i].norm_communicators;
+    auto domain = std::find_if(result.begin(), result.end(), [&](const NormDomain& known) {
+      return known.communicators == over;
+    });
+    if (domain == result.end()) domain = result.insert(domain, NormDomain{over, {}});
+    domain->shards.push_back(i);
+  }
+  return result;
+}
+
+}  // namespace sherd
