@@ -65,8 +65,12 @@ void add_buffers(
     Purpose purpose,
     std::vector<StoredParameter>& result) {
   std::set<const c10::TensorImpl*> seen;
-  for (const auto& item : model.named_buffers()) {
-    const auto& [name, buffer] = std::tie(item.key(), item.value());
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
+  for (const auto& item : model.named_buffers()) buffers.emplace_back(item.key(), item.value());
+  for (const auto& item : model.named_parameters()) {
+    if (is_ignored(item.value())) buffers.emplace_back(item.key(), item.value());
+  }
+  for (const auto& [name, buffer] : buffers) {
     // The module may be registered twice: the first name counts, as for parameters.
     if (!seen.insert(buffer.unsafeGetTensorImpl()).second) continue;
     if (slices_of && slices_of(name, buffer.sizes()).empty()) continue;

@@ -159,6 +159,9 @@ std::string Program::facts() const {
     for (const int32_t other : unit.prefetch) {
       out << ", prefetches '" << units_[static_cast<size_t>(other)].name << "'";
     }
+    for (const int32_t other : unit.backward_prefetch) {
+      out << ", in the backward prefetches '" << units_[static_cast<size_t>(other)].name << "'";
+    }
     out << '\n';
     for (const auto& group : unit.groups) {
       out << "group '" << group.name << "': " << group.elements << " elements of "

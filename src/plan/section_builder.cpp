@@ -273,13 +273,23 @@ class Writer {
   std::vector<int32_t> under_reduction_;  // gradient slots, in the order of their reductions
 };
 
-/// The units to gather ahead on entering `positions[here]`: the next `depth` that nest nothing.
+/// The units to gather ahead on entering `positions[here]`: those of the list or, if it is empty,
+/// the next `depth` that nest nothing.
 void prefetch(
     Writer& writer,
     const SectionInput& in,
+    const std::vector<int32_t>& list,
     const std::vector<int32_t>& positions,
     size_t here,
     bool changed) {
+  for (const int32_t other : list) {
+    // In an order where it has already been, nothing would release it.
+    const auto later = positions.begin() + static_cast<std::ptrdiff_t>(here) + 1;
+    const bool comes = std::any_of(
+        later, positions.end(), [&](int32_t next) { return in.tree.call(next).unit == other; });
+    if (comes) writer.gather(other, changed);
+  }
+  if (!list.empty()) return;
   int64_t left = in.depth;
   for (size_t i = here + 1; i < positions.size() && left > 0; ++i) {
     const int32_t unit = in.tree.call(positions[i]).unit;
@@ -325,17 +335,8 @@ Section build_forward(const SectionInput& in, const ForwardFlags& flags) {
       ++depth;
       writer.gather(unit, flags.changed);
       if (in.tree.is_leaf(position)) {
-        if (spec.prefetch.empty()) {
-          prefetch(writer, in, positions, static_cast<size_t>(position), flags.changed);
-        }
-        for (const int32_t other : spec.prefetch) {
-          // In an order where it has already been, nothing would release it.
-          const auto later = positions.begin() + position + 1;
-          const bool comes = std::any_of(later, positions.end(), [&](int32_t next) {
-            return in.tree.call(next).unit == other;
-          });
-          if (comes) writer.gather(other, flags.changed);
-        }
+        const auto here = static_cast<size_t>(position);
+        prefetch(writer, in, spec.prefetch, positions, here, flags.changed);
       }
       writer.wait(unit);
     } else {
@@ -381,7 +382,9 @@ Section build_backward(const SectionInput& in, const BackwardFlags& flags) {
       auto& known = recomputes ? writer.section.recomputed : writer.section.entered;
       known[static_cast<size_t>(position)] = boundary;
       writer.gather(unit, false);
-      if (in.tree.is_leaf(position)) prefetch(writer, in, positions, here, false);
+      if (in.tree.is_leaf(position)) {
+        prefetch(writer, in, in.units[at].backward_prefetch, positions, here, false);
+      }
       writer.wait(unit);
       if (!recomputes) {
         ++inside[at];

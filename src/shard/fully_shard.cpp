@@ -11,6 +11,7 @@
 #include "shard/agreement.h"
 #include "shard/registry.h"
 #include "shard/runtime/runtime.h"
+#include "shard/sharded_model.h"
 
 namespace sherd {
 namespace {
@@ -47,7 +48,10 @@ bool contains(const torch::nn::Module& outer, const torch::nn::Module& inner) {
 /// where they are, unless something outside such a unit uses them too.
 class Claim {
  public:
-  explicit Claim(torch::nn::Module& module) : module_(module) { walk(module, ""); }
+  Claim(torch::nn::Module& module, const std::vector<std::string>& ignored)
+      : module_(module), patterns_(ignored) {
+    walk(module, "");
+  }
 
   std::vector<UnshardedParameter> candidates() {
     std::vector<UnshardedParameter> result;
@@ -66,6 +70,8 @@ class Claim {
     }
     return result;
   }
+  /// Those that match a pattern.
+  const std::vector<std::pair<std::string, at::Tensor>>& ignored() const { return ignored_; }
 
  private:
   void walk(const torch::nn::Module& module, const std::string& prefix) {
@@ -84,6 +90,10 @@ class Claim {
 
   /// A parameter that is used outside the units inside this module.
   void see(UnshardedParameter candidate) {
+    if (is_ignored(candidate.parameter)) return;
+    for (const auto& pattern : patterns_) {
+      if (matches_glob(pattern, candidate.name)) return ignore(candidate);
+    }
     const auto owner = find_owner(candidate.parameter);
     if (!owner.unit) {
       own_.push_back(std::move(candidate));
@@ -97,9 +107,19 @@ class Claim {
     shared_.push_back(std::move(candidate));
   }
 
+  void ignore(const UnshardedParameter& parameter) {
+    TORCH_CHECK_VALUE(
+        !parameter.parameter.is_meta() && !find_owner(parameter.parameter).unit,
+        "[shard] parameter '", parameter.name, "' is to be ignored, but ",
+        parameter.parameter.is_meta() ? "has no values, and Sherd would never give it any"
+                                      : "a unit inside this module has it already");
+    ignored_.emplace_back(parameter.name, parameter.parameter);
+  }
+
   /// Parameters of an inner unit's module that this unit does not own are shared with another one.
   void see_unit(const torch::nn::Module& unit_module, const std::string& prefix) {
     for (const auto& item : unit_module.named_parameters()) {
+      if (is_ignored(item.value())) continue;
       const auto owner = find_owner(item.value());
       const auto home = owner.unit ? module_of(*owner.unit) : nullptr;
       const bool at_home = home && (home.get() == &unit_module || contains(unit_module, *home));
@@ -123,6 +143,8 @@ class Claim {
   }
 
   torch::nn::Module& module_;
+  const std::vector<std::string>& patterns_;  // of parameters to ignore
+  std::vector<std::pair<std::string, at::Tensor>> ignored_;
   std::vector<UnshardedParameter> own_;
   std::vector<UnshardedParameter> shared_;
 };
@@ -188,7 +210,7 @@ void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOp
       mesh.has(axes.inner) && (axes.outer.empty() || mesh.has(axes.outer)), "[shard] '", name,
       "' is to be sharded over the axes '", axes.inner, "' and '", axes.outer,
       "', which the mesh does not have: name its data-parallel axes in options.axes");
-  Claim claim(*module);
+  Claim claim(*module, options.ignored);
   auto candidates = claim.candidates();
   std::string facts = "'" + name + "' with";
   for (const auto& candidate : candidates) {
@@ -200,6 +222,8 @@ void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOp
   }
   std::vector<std::pair<std::string, at::Tensor>> buffers;
   collect_buffers(*module, "", buffers);
+  const auto& ignored = claim.ignored();
+  buffers.insert(buffers.end(), ignored.begin(), ignored.end());
   for (const auto& [key, buffer] : buffers) {
     facts += c10::str(
         " ", key, " [", c10::Join(" ", buffer.sizes()), "] ", buffer.scalar_type(),
@@ -212,6 +236,7 @@ void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOp
   }
   unit->take(candidates);
   for (const auto& [key, buffer] : buffers) take_values_of_first_rank(buffer, mesh, axes);
+  for (const auto& [key, parameter] : ignored) registry().ignore(parameter);
   register_unit(module, unit);
 }
 

@@ -14,6 +14,7 @@ Registry& registry() {
 void Registry::sweep() {
   std::erase_if(modules_, [](const auto& entry) { return entry.second.module.expired(); });
   std::erase_if(parameters_, [](const auto& entry) { return entry.second.unit.expired(); });
+  std::erase_if(ignored_, [](const auto& entry) { return entry.second.expired(); });
 }
 
 void Registry::add(
@@ -43,6 +44,19 @@ void Registry::add(
 void Registry::remove(const at::Tensor& parameter) {
   std::unique_lock lock(mutex_);
   parameters_.erase(parameter.unsafeGetTensorImpl());
+}
+
+void Registry::ignore(const at::Tensor& parameter) {
+  std::unique_lock lock(mutex_);
+  ignored_.insert_or_assign(
+      parameter.unsafeGetTensorImpl(),
+      c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()));
+}
+
+bool Registry::is_ignored(const at::Tensor& parameter) {
+  std::shared_lock lock(mutex_);
+  const auto found = ignored_.find(parameter.unsafeGetTensorImpl());
+  return found != ignored_.end() && !found->second.expired();
 }
 
 std::shared_ptr<Unit> Registry::find(const torch::nn::Module* module) {
@@ -77,6 +91,10 @@ void register_unit(const std::shared_ptr<torch::nn::Module>& module, std::shared
 
 std::shared_ptr<torch::nn::Module> module_of(const Unit& unit) {
   return registry().module_of(unit);
+}
+
+bool is_ignored(const at::Tensor& parameter) {
+  return registry().is_ignored(parameter);
 }
 
 Owner find_owner(const at::Tensor& parameter) {

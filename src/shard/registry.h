@@ -19,6 +19,9 @@ class Registry {
   void add(
       const at::Tensor& parameter, const std::shared_ptr<Unit>& unit, size_t group, size_t member);
   void remove(const at::Tensor& parameter);
+  /// A parameter that belongs to no unit and is to stay so (UnitOptions::ignored).
+  void ignore(const at::Tensor& parameter);
+  bool is_ignored(const at::Tensor& parameter);
   /// A unit without parameters has nobody to hold it: the registry does, until another unit can.
   void keep(const std::shared_ptr<Unit>& unit, bool kept);
   std::shared_ptr<Unit> find(const torch::nn::Module* module);
@@ -41,6 +44,7 @@ class Registry {
   std::shared_mutex mutex_;
   std::unordered_map<const torch::nn::Module*, ModuleEntry> modules_;
   std::unordered_map<const c10::TensorImpl*, ParameterEntry> parameters_;
+  std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> ignored_;
 };
 
 Registry& registry();

@@ -17,6 +17,9 @@ namespace sherd {
 
 class Runtime;
 
+/// Whether a parameter is one that fully_shard was told to leave alone.
+bool is_ignored(const at::Tensor& parameter);
+
 /// A sharded model as optimizers and checkpoints see it: its parameters' shards and the state of
 /// its step. A handle that keeps the runtime alive, but not the module; see weak().
 class ShardedModel {

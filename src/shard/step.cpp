@@ -11,6 +11,7 @@
 #include <cmath>
 #include <unordered_set>
 
+#include "shard/outside_inference.h"
 #include "shard/registry.h"
 #include "shard/runtime/runtime.h"
 #include "sherd/shard/fully_shard.h"
@@ -249,6 +250,31 @@ void edit_parameters(torch::nn::Module& module, const std::function<void()>& edi
         at::where(full[i] == before[i], main[i], full[i].to(main[i])));
   }
   if (unit->runtime) unit->runtime->note_edit();
+}
+
+void gather(const torch::nn::Module& module) {
+  const auto unit = find_unit(&module);
+  TORCH_CHECK_VALUE(unit, "[shard] gather is called with '", module.name(), "', which is no unit");
+  const auto runtime = Runtime::of(*unit);
+  runtime->wait_until_idle("gather");
+  runtime->units().check_initialised();
+  if (unit->gathered_outside) return;
+  const OutsideInference normal;
+  auto& parts = runtime->parts();
+  // What the program keeps gathered is gathered anew in the next forward.
+  for (auto* one : parts.units) {
+    if (one->gathered && !one->gathered_outside) one->hide();
+  }
+  parts.state.release_kept();
+  auto buffers = parts.executor.gather_now(*unit, parts.state.forward_flags(true).changed);
+  show_buffers(*unit, buffers);
+  unit->gathered_outside = std::move(buffers);
+}
+
+void release(const torch::nn::Module& module) {
+  const auto unit = find_unit(&module);
+  TORCH_CHECK_VALUE(unit, "[shard] release is called with '", module.name(), "', which is no unit");
+  if (unit->gathered_outside) unit->hide();
 }
 
 std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {

@@ -102,11 +102,13 @@ Unit::Unit(std::string name, ShardOptions options, std::shared_ptr<const Mesh> m
     : name_(std::move(name)),
       options_(std::move(options)),
       prefetch_(options_.prefetch.begin(), options_.prefetch.end()),
+      backward_prefetch_(options_.backward_prefetch.begin(), options_.backward_prefetch.end()),
       mesh_(std::move(mesh)),
       axes_(options_.axes.value_or(default_axes(*mesh_))) {
   static std::atomic<int64_t> units{0};
   sequence = units++;
   options_.prefetch.clear();
+  options_.backward_prefetch.clear();
 }
 
 Unit::~Unit() {
@@ -267,6 +269,7 @@ void Unit::show() {
 void Unit::hide(bool keeps_memory) {
   for (const auto& group : groups_) group->hide(keeps_memory);
   gathered = false;
+  gathered_outside.reset();
 }
 
 void Unit::enter(Phase now) {

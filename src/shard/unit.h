@@ -47,8 +47,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::string& name() const { return name_; }
   void set_name(std::string name);
   const ShardOptions& options() const { return options_; }
-  /// The modules of options().prefetch: units hold no module.
-  const std::vector<std::weak_ptr<torch::nn::Module>>& prefetch() const { return prefetch_; }
+  /// The modules of options().prefetch and backward_prefetch: units hold no module.
+  using Modules = std::vector<std::weak_ptr<torch::nn::Module>>;
+  const Modules& prefetch() const { return prefetch_; }
+  const Modules& backward_prefetch() const { return backward_prefetch_; }
   const Mesh& mesh() const { return *mesh_; }
   const DataAxes& axes() const { return axes_; }
   const std::vector<std::unique_ptr<Group>>& groups() const { return groups_; }
@@ -70,9 +72,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<Runtime> runtime;
   int32_t number = kNone;  // in the program
   Phase phase = Phase::resting;
-  int32_t calls = 0;        // under way
-  bool gathered = false;    // its parameters are to be had
-  bool collecting = false;  // gradients may arrive
+  int32_t calls = 0;                                        // under way
+  bool gathered = false;                                    // its parameters are to be had
+  bool collecting = false;                                  // gradients may arrive
+  std::optional<std::vector<at::Tensor>> gathered_outside;  // by sherd::gather; until hide()
 
   void show();
   /// What parameters are read from is theirs no more. Eager memory goes back, unless it is kept.
@@ -98,7 +101,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::string backward_range_;
   ProfileRange range_;
   ShardOptions options_;
-  std::vector<std::weak_ptr<torch::nn::Module>> prefetch_;
+  Modules prefetch_;
+  Modules backward_prefetch_;
   std::shared_ptr<const Mesh> mesh_;
   DataAxes axes_;
   std::vector<std::unique_ptr<Group>> groups_;

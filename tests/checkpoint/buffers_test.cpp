@@ -141,6 +141,25 @@ TEST_F(CheckpointBuffers, OneWithoutSlicesIsNoPartOfIt) {
   EXPECT_NE(problem(model).find("has no tensor 'scales'"), std::string::npos);
 }
 
+TEST_F(CheckpointBuffers, IgnoredParametersAreSavedLikeThem) {
+  const auto make_ignoring = [&](uint64_t seed) {
+    at::manual_seed(seed);
+    NormedModel model(true);
+    const Mesh mesh(world_, {{"dp", 1}});
+    fully_shard(model->block, {.mesh = mesh, .ignored = {"linear.*"}});
+    fully_shard(model, {.mesh = mesh});
+    return model;
+  };
+  auto model = make_ignoring(1);
+  const auto& weight = model->block->linear->weight;
+  EXPECT_FALSE(weight.is_meta());
+  save(*model, nullptr, folder_);
+  auto other = make_ignoring(2);
+  ASSERT_FALSE(at::equal(other->block->linear->weight, weight));
+  load(*other, nullptr, folder_);
+  EXPECT_TRUE(at::equal(other->block->linear->weight, weight));
+}
+
 TEST_F(CheckpointBuffers, ABackgroundSaveHasThemAsTheyWereWhenItBegan) {
   auto model = make(1);
   train(model, 1);

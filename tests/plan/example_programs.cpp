@@ -46,6 +46,7 @@ void add_groups(std::vector<UnitSpec>& units) {
 void prefetch_by_hand(std::vector<UnitSpec>& units) {
   units[1].prefetch = {3, 2};
   units[0].prefetch = {1};
+  units[3].backward_prefetch = {1, 2};
 }
 
 std::vector<Structure> structures() {

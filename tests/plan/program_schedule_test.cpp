@@ -165,6 +165,17 @@ TEST(ProgramSchedule, HonoursAnExplicitPrefetchList) {
   EXPECT_EQ(gathered_on_entering(forward, 3), Units({4}));
 }
 
+TEST(ProgramSchedule, HonoursAnExplicitPrefetchListInTheBackward) {
+  auto units = units_of(5, over_one_axis(optim_grads_params));
+  units[3].backward_prefetch = {1, 4, 2};
+  const auto program = Program::build(units, under_a_root(5), {});
+  const auto& backward = program.backward({});
+  EXPECT_EQ(gathered_on_entering(backward, 4), Units({4, 3}));
+  EXPECT_EQ(gathered_on_entering(backward, 3), Units({1, 2})) << "unit 4 does not come again";
+  EXPECT_EQ(gathered_on_entering(backward, 2), Units()) << "the next is gathered already";
+  EXPECT_EQ(gathered_on_entering(program.forward({}), 3), Units({4})) << "as without a list";
+}
+
 bool share_bytes(const Program& program, int32_t slot, const std::string& event) {
   const auto& mine = program.slots()[static_cast<size_t>(slot)];
   return std::any_of(program.slots().begin(), program.slots().end(), [&](const Slot& other) {

@@ -50,6 +50,7 @@ TEST(ProgramText, HasAFingerprintOfAllThatRanksMustAgreeOn) {
   EXPECT_NE(changed([](auto& of) { of[1].groups[0].trainable = false; }), base);
   EXPECT_NE(changed([](auto& of) { of[1].keep_gathered = true; }), base);
   EXPECT_NE(changed([](auto& of) { of[1].prefetch = {2}; }), base);
+  EXPECT_NE(changed([](auto& of) { of[1].backward_prefetch = {2}; }), base);
 }
 
 TEST(ProgramText, PrintsUnitsSlotsCountsAndWhatStaysGathered) {

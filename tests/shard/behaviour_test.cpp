@@ -3,6 +3,7 @@
 #include <future>
 
 #include "shard/twin.h"
+#include "sherd/optim/adamw.h"
 
 namespace sherd::testing {
 namespace {
@@ -326,6 +327,67 @@ TEST_P(BehaviourTest, ASumOfLossesIsNotDivided) {
     auto loss = model(chain_input(rank, step));
     (sharded ? loss : loss * test_world().size()).backward();
   });
+}
+
+TEST_P(BehaviourTest, GatheredParametersCanBeReadUntilTheNextPass) {
+  Twin twin(options());
+  const auto expect_whole = [&](size_t link) {
+    const auto& mine = twin.model->links[link]->first->weight;
+    const auto& theirs = twin.reference->links[link]->first->weight;
+    EXPECT_TRUE(at::allclose(mine, theirs.to(mine.device()), 1e-5, 1e-6)) << link;
+  };
+  const auto read = [&] { twin.model->links[1]->first->weight.sum().item<double>(); };
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+  for (const size_t link : {1, 2}) gather(twin.model->links[link]);
+  gather(twin.model->links[1]);  // no effect
+  for (const size_t link : {1, 2}) expect_whole(link);
+  release(twin.model->links[1]);
+  EXPECT_THROW(read(), c10::Error);
+  expect_whole(2);
+  release(twin.model->links[1]);  // no effect
+  gather(twin.model->links[1]);
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+  EXPECT_THROW(read(), c10::Error);
+}
+
+TEST_P(BehaviourTest, AUnitMayPrefetchOthersInItsBackward) {
+  auto given = options();
+  Twin twin(given, 4, [](Chain& model, const ShardOptions& all) {
+    for (size_t i = 0; i < model->links.size(); ++i) {
+      auto own = all;
+      if (i == 3) own.backward_prefetch = {model->links[1].ptr(), model->links[2].ptr()};
+      fully_shard(model->links[i], own);
+    }
+    fully_shard(model, all);
+  });
+  twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+  EXPECT_NE(program(twin.model).facts().find("in the backward prefetches"), std::string::npos);
+}
+
+TEST_P(BehaviourTest, IgnoredParametersStayWholeAndAreNotUpdated) {
+  const auto device = test_world().device();
+  torch::manual_seed(3);
+  Chain model;
+  model->to(device);
+  {
+    const torch::NoGradGuard no_grad;
+    model->links[0]->first->weight.add_(test_world().rank());  // sharding makes them equal
+  }
+  auto own = options();
+  own.ignored = {"first.*"};
+  for (auto& link : model->links) fully_shard(link, own);
+  fully_shard(model, options());
+  EXPECT_EQ(named_parameters(model).size(), model->parameters().size() - 2 * model->links.size());
+  const auto& weight = model->links[0]->first->weight;
+  const auto before = weight.detach().clone();
+  auto first = before.clone();
+  test_world().communicator().broadcast(first, 0).synchronize();
+  EXPECT_TRUE(at::equal(before, first));
+  AdamW optimizer(model);
+  train_once(model, test_world().rank(), 0);
+  EXPECT_TRUE(weight.grad().defined());
+  optimizer.step();
+  EXPECT_TRUE(at::equal(weight, before));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, BehaviourTest, ::testing::ValuesIn(all_ways()), [](const auto& way) {

@@ -47,6 +47,8 @@ struct UnitSpec {
   bool keep_gathered = false;
   /// Units to gather ahead when this one begins its forward; empty: the next `prefetch_depth`.
   std::vector<int32_t> prefetch;
+  /// The same for its backward.
+  std::vector<int32_t> backward_prefetch{};
 };
 
 /// The begin or the end of a unit's call in the forward. Calls that the unit makes itself come

@@ -138,6 +138,13 @@ SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(
 /// one. Collective; blocks.
 SHERD_API void edit_parameters(torch::nn::Module& unit, const std::function<void()>& edit);
 
+/// Gathers the parameters of one unit in full, outside its calls, into memory of their own: they
+/// can be read until release(), the next pass or the next update. What is written to them is lost;
+/// use edit_parameters(). Call it between passes. Collective; blocks.
+SHERD_API void gather(const torch::nn::Module& unit);
+/// Releases what gather() has gathered; no effect otherwise. Not collective.
+SHERD_API void release(const torch::nn::Module& unit);
+
 /// The buffer for a parameter's gradient, for custom autograd functions that write it themselves
 /// instead of returning it.
 struct GradientTarget {
@@ -157,6 +164,8 @@ SHERD_API std::optional<GradientTarget> gradient_target(const at::Tensor& parame
     return name(*model, std::forward<Args>(args)...);                            \
   }
 SHERD_FOR_HOLDERS(micro_batches, void)
+SHERD_FOR_HOLDERS(gather, void)
+SHERD_FOR_HOLDERS(release, void)
 SHERD_FOR_HOLDERS(idle_pass, void)
 SHERD_FOR_HOLDERS(finish, void)
 SHERD_FOR_HOLDERS(parameters, auto)

@@ -56,6 +56,12 @@ struct ShardOptions {
   /// Units to gather when this one begins its forward. Default: the next `prefetch_depth` units.
   /// The model's first use throws if it is set for a unit that contains other units.
   std::vector<std::shared_ptr<torch::nn::Module>> prefetch{};
+  /// The same for its backward.
+  std::vector<std::shared_ptr<torch::nn::Module>> backward_prefetch{};
+  /// Patterns of parameters of the module that are left alone (see ParameterRule::match): they stay
+  /// whole on every rank, and nobody reduces their gradients or updates them. Like buffers they get
+  /// the first data-parallel rank's values now, and are saved whole in checkpoints.
+  std::vector<std::string> ignored{};
   /// Exceptions for some parameters.
   std::vector<ParameterRule> rules{};
 

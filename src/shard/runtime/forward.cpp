@@ -40,6 +40,9 @@ void Forward::begin(bool train, bool idle) {
   if (!parts_.orders.is_known()) parts_.units.check_initialised();  // once is enough
   parts_.check_published();
   if (parts_.program.shared() != parts_.orders.next()) parts_.use(parts_.orders.next());
+  for (auto* unit : parts_.units) {
+    if (unit->gathered_outside) unit->hide();
+  }
   parts_.follower.begin(
       idle,
       idle && train && !parts_.graph.capturing && world.size() > 1 && !world.device().is_meta());

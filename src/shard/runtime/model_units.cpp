@@ -39,6 +39,19 @@ int32_t parent_of(size_t index, const std::vector<std::pair<std::string, Unit*>>
   return parent;
 }
 
+/// The numbers of units that a unit is to prefetch.
+std::vector<int32_t> numbers_of(const Unit& unit, const Unit::Modules& modules) {
+  std::vector<int32_t> numbers;
+  for (const auto& module : modules) {
+    const auto other = find_unit(module.lock().get());
+    TORCH_CHECK_VALUE(
+        other && other->number != kNone, "[shard] unit '", unit.name(),
+        "' is to prefetch a module that is no unit of this model: shard it first");
+    numbers.push_back(other->number);
+  }
+  return numbers;
+}
+
 }  // namespace
 
 ModelUnits::ModelUnits(Unit& root) {
@@ -94,16 +107,12 @@ std::vector<UnitSpec> ModelUnits::specs() const {
     specs.push_back(unit->spec());
     const bool nests = std::find(parents_.begin(), parents_.end(), unit->number) != parents_.end();
     TORCH_CHECK_VALUE(
-        unit->prefetch().empty() || !nests, "[shard] unit '", unit->name(),
+        (unit->prefetch().empty() && unit->backward_prefetch().empty()) || !nests, "[shard] unit '",
+        unit->name(),
         "' contains other units and prefetches for none: name the units to prefetch in the options "
         "of a unit that contains none");
-    for (const auto& module : unit->prefetch()) {
-      const auto other = find_unit(module.lock().get());
-      TORCH_CHECK_VALUE(
-          other && other->number != kNone, "[shard] unit '", unit->name(),
-          "' is to prefetch a module that is no unit of this model: shard it first");
-      specs.back().prefetch.push_back(other->number);
-    }
+    specs.back().prefetch = numbers_of(*unit, unit->prefetch());
+    specs.back().backward_prefetch = numbers_of(*unit, unit->backward_prefetch());
   }
   return specs;
 }
