@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 
-from browser import Browser
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from browser import Browser  # noqa: E402
 
 HOSTILE = ["<img src=x onerror=\"document.body.dataset.owned='yes'\">", "</script><b>bold</b>", "<!--", "--><i>\"'&amp;",
            "<!-- <script>", "constructor", "__proto__", "\u2028 of </svg> of "]
