@@ -64,7 +64,7 @@ TEST_F(NetworkFileTest, EveryFileOfTheRepositoryReadsAndPricesAMesh) {
   EXPECT_GE(files, 6);
 }
 
-TEST_F(NetworkFileTest, WhatIsNotSaidHasItsDefault) {
+TEST_F(NetworkFileTest, MissingKeysHaveTheirDefaults) {
   const auto file = read(kInside);
   EXPECT_EQ(file.name, "net");  // the file's
   EXPECT_EQ(file.node, 0);
