@@ -139,7 +139,7 @@ TEST_P(DBufferTest, AllReducesInPlaceAndApart) {
   expect_values(same, inner / 2, inner * (inner - 1) / 4);
 }
 
-TEST_P(DBufferTest, SlicesWithoutTalking) {
+TEST_P(DBufferTest, SlicesWithoutCommunication) {
   auto full = blank(layout, {replicate, replicate});
   auto coarse = blank(layout, {shard, replicate});
   auto fine = blank(layout, {shard, shard});

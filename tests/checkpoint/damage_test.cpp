@@ -72,7 +72,7 @@ class CheckpointDamage : public ::testing::Test {
   Subject subject_{world_, {.mesh = Mesh(world_, {{"dp", 1}})}, 1};
 };
 
-TEST_F(CheckpointDamage, WholeItIsLoaded) {
+TEST_F(CheckpointDamage, UndamagedItIsLoaded) {
   EXPECT_EQ(problem(), "none");
   EXPECT_EQ(find_checkpoints(place_.path()).size(), 1u);
   verify_checkpoint(folder_);

@@ -82,7 +82,7 @@ TEST_F(CheckpointFolders, AFolderInsideAnOldOneIsRemovedWithIt) {
   EXPECT_TRUE(fs::exists(place_.file("outside"))) << "a link is removed, not what it leads to";
 }
 
-TEST_F(CheckpointFolders, AFileThatStaysIsToldOnceAndTriedAgain) {
+TEST_F(CheckpointFolders, AFileThatCannotBeRemovedIsReportedOnceAndTriedAgain) {
   for (const int64_t step : {1, 2, 3}) save_step(step);
   std::ofstream(place_.file("step-1/.nfs0001")) << "open elsewhere";
   {
@@ -110,7 +110,7 @@ TEST_F(CheckpointFolders, AFileThatStaysIsToldOnceAndTriedAgain) {
   EXPECT_TRUE(left_of("step-1").empty()) << left_of("step-1").front();
 }
 
-TEST_F(CheckpointFolders, OneThatCanNotBeMovedStaysWhole) {
+TEST_F(CheckpointFolders, AFolderThatCannotBeMovedStaysComplete) {
   for (const int64_t step : {1, 2}) save_step(step);
   FileSystem locked = file_system();
   locked.rename = [](const char*, const char*) {

@@ -144,7 +144,7 @@ TEST(CheckpointIndex, BytesThatNoRankWroteAreFoundWhenItIsSaved) {
   }
 }
 
-TEST(CheckpointIndex, RanksHearOfEachOtherWhileOneTakesLong) {
+TEST(CheckpointIndex, RanksKeepCommunicatingWhileOneTakesLong) {
   const auto world = World::emulated({.size = 3});
   const Subject subject(world, over_all(world), 1);
   const ShardedModel sharded(*subject.model, "load");
@@ -222,7 +222,7 @@ TEST(CheckpointIndex, ALlamaIsCheckedBeforeItsFirstElementIsLoaded) {
   }
 }
 
-TEST(CheckpointIndex, ALlamaOfOthersIsReadInParts) {
+TEST(CheckpointIndex, ALlamaOfAnotherProgramIsReadInParts) {
   const TemporaryFolder place;
   const auto folder = place.file("llama");
   LlamaOptions options;

@@ -183,7 +183,7 @@ TEST(SymmetricTest, GathersAndReducesInPlaceWithTheSameBits) {
   }
 }
 
-TEST(SymmetricTest, MovesWhatNcclHasNoWordForAndGroups) {
+TEST(SymmetricTest, MovesDtypesThatNcclLacksAndGroups) {
   const auto comm = another("groups");
   const int64_t page = kPage * test_world().size();
   const auto memory = symmetric_memory(8 * page, test_world().device());
@@ -285,7 +285,7 @@ TEST(SymmetricTest, EndsInAnyOrder) {
   first.reset();
 }
 
-TEST(SymmetricTest, SaysWhatNcclMakesOfIt) {
+TEST(SymmetricTest, ReportsHowNcclUsesIt) {
   const auto comm = another("said");
   const auto before = symmetric_text(*comm);
   const auto memory = symmetric_memory(kPage, test_world().device());

@@ -57,7 +57,7 @@ TEST_P(FeedForwardTest, OutputAndGradientsAreThoseOfPlainOperations) {
   }
 }
 
-TEST_P(FeedForwardTest, BackwardTwiceAndRedoneHaveTheSameBits) {
+TEST_P(FeedForwardTest, ASecondBackwardAndARecomputeHaveTheSameBits) {
   const auto [x, gate_up, down] = weights({{70}, 64, 96}, at::kBFloat16);
   const auto seed = random({70, 64}, at::kBFloat16);
   std::vector<at::Tensor> first;

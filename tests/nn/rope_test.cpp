@@ -48,7 +48,7 @@ at::Tensor plain_rope(const at::Tensor& packed, const Rope& rope, const RopeCase
 }
 
 /// Notes where the gradient that reaches it lies.
-struct Witness : torch::autograd::Function<Witness> {
+struct GradientRecorder : torch::autograd::Function<GradientRecorder> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& x) { return x.clone(); }
   static variable_list backward(AutogradContext*, const variable_list& gradients) {
     seen = gradients[0].data_ptr();
@@ -74,7 +74,7 @@ struct Source : torch::autograd::Function<Source> {
   inline static at::Tensor kept;
 };
 
-TEST_P(RopeTest, TurnsQueriesAndKeysInPlaceAndTheirGradientsBack) {
+TEST_P(RopeTest, RotatesQueriesAndKeysInPlaceAndTheirGradientsBack) {
   for (const auto dtype : kDtypes) {
     for (const auto& one : kRopeCases) {
       const auto angles = rope(one);
@@ -131,7 +131,7 @@ TEST_P(RopeTest, APartWithoutAGradientHasNone) {
   expect_rounded_once(x.grad(), x64.grad(), "gradient");
 }
 
-TEST_P(RopeTest, AStridedViewIsTurnedWhereItIs) {
+TEST_P(RopeTest, AStridedViewIsRotatedInPlace) {
   const RopeCase one{2, 3, 2, 1, 16};
   const auto angles = rope(one);
   for (const int64_t offset : {0, 16, 3}) {
@@ -157,7 +157,7 @@ TEST_P(RopeTest, AStridedViewIsTurnedWhereItIs) {
   expect_rounded_once(x.grad(), x64.grad(), "gradient");
 }
 
-TEST_P(RopeTest, AGradientThatNobodyElseHoldsIsTurnedWhereItIs) {
+TEST_P(RopeTest, AGradientWithNoOtherOwnerIsRotatedInPlace) {
   const RopeCase one{1, 4, 2, 1, 16};
   const auto angles = rope(one);
   for (const auto& [keeps, spreads] : {std::pair(false, false), {true, false}, {false, true}}) {
@@ -165,10 +165,10 @@ TEST_P(RopeTest, AGradientThatNobodyElseHoldsIsTurnedWhereItIs) {
     Source::spreads = spreads;
     const auto x = leaf(shape(one), at::kFloat);
     const auto x64 = twin(x);
-    Source::apply(rope_(Witness::apply(x), angles)).sum().backward();
+    Source::apply(rope_(GradientRecorder::apply(x), angles)).sum().backward();
     plain_rope(x64, angles, one).sum().backward();
     expect_rounded_once(x.grad(), x64.grad(), "gradient");
-    EXPECT_EQ(Source::given == Witness::seen, !keeps && !spreads);
+    EXPECT_EQ(Source::given == GradientRecorder::seen, !keeps && !spreads);
     if (keeps) {
       EXPECT_TRUE(at::equal(Source::kept, at::ones_like(x))) << "is not ours to change";
     }
@@ -176,7 +176,7 @@ TEST_P(RopeTest, AGradientThatNobodyElseHoldsIsTurnedWhereItIs) {
   }
 }
 
-TEST_P(RopeTest, WhoNeedsTheOldValuesIsToldSo) {
+TEST_P(RopeTest, ABackwardThatNeedsTheOverwrittenValuesIsAnError) {
   const RopeCase one{1, 4, 2, 1, 16};
   for (const bool split : {false, true}) {
     const auto x = leaf(shape(one), at::kFloat);

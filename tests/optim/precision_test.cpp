@@ -258,7 +258,7 @@ TEST(PrecisionRules, AnUnknownRecipeIsRefusedWithTheKnownOnes) {
   });
 }
 
-TEST(PrecisionRules, WhatIsNotSaidFollows) {
+TEST(PrecisionRules, DtypesThatAreNotSetFollowTheOthers) {
   EXPECT_EQ(
       resolve({}, torch::kFloat, true),
       (RoleDtypes{torch::kFloat, torch::kFloat, torch::kFloat, torch::kFloat}));

@@ -87,7 +87,7 @@ void AbstractMachine::finish(size_t stream) {
   ++done_[stream];
 }
 
-/// Begins a use: nobody may write what it reads, nor touch or need what it writes.
+/// Begins a use: no other use may write what it reads, or read or write what it writes.
 void AbstractMachine::take(const Issued& issued, const Use& use) {
   for (int32_t resource = use.begin; resource < use.end; ++resource) {
     if (writers_[at(resource)] > 0) {

@@ -329,7 +329,7 @@ TEST(Arena, RefusesKeptOffsetsThatContradictEachOther) {
   EXPECT_EQ(words(buffers, {16, 16, 24}), "");
 }
 
-TEST(Arena, RefusesWhatIsNoProblem) {
+TEST(Arena, RefusesInvalidProblems) {
   EXPECT_NE(words({{8}, {{1, 0, 0, 3}}}), "") << "an unknown buffer";
   EXPECT_NE(words({{8}, {{0, 0, 3, 2}}}), "") << "a lifetime that ends before it begins";
   EXPECT_NE(words({{-8}, {{0, 0, 0, 3}}}), "");

@@ -200,7 +200,7 @@ TEST(Price, WhereTransfersNeedTheProcessorTimesAddUp) {
   }
 }
 
-TEST(Price, AStepIsComputingAndStandingStill) {
+TEST(Price, AStepIsComputingAndIdleTime) {
   std::mt19937 random(2);
   for (const auto& [name, program] : programs()) {
     auto costs = random_costs(program, random);
@@ -369,7 +369,7 @@ TEST(Trace, ShowsWhatTakesTimeByStreams) {
   EXPECT_EQ(seen, expected);
 }
 
-TEST(Trace, ProcessesStandSideBySideInOneFile) {
+TEST(Trace, ProcessesAreShownSideBySideInOneFile) {
   const std::string odd = "a \"quoted\" \\ name\nüber\x01";
   const std::vector<TraceProcess> processes{
       {"planned", {{odd, "transfer", "gather", 0.5, 1.25, 256}, {"b", "c", "compute", 0, 1, 0}}},

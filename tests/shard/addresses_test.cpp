@@ -54,7 +54,7 @@ class Sightings {
   }
   /// The same, and each parameter must be seen.
   void of_all(const std::function<void()>& run) { EXPECT_EQ(of(run), members_.size()); }
-  /// Looks too where a unit has been gathered and nobody computes.
+  /// Also looks while a unit is gathered but not computing.
   void look_at_waits() {
     runtime_->streams().set_disturbance([this](Stream stream, Communicator::OnStream) {
       if (looking_ && stream == Stream::compute) look();
@@ -326,8 +326,8 @@ TEST_P(AddressesTest, AnOrderOfValidationFoundBeforeABackwardIsKept) {
   sightings.expect_one_address();
 }
 
-/// Everything is laid out anew at the end of the pass that finds the order out; from then on
-/// training and validation have one address again.
+/// A new layout is made at the end of the pass that finds the order; from then on training and
+/// validation have one address again.
 TEST_P(AddressesTest, AnOrderOfValidationThatDoesNotFitHasOneNewAddressInAllPasses) {
   Walk walk(GetParam());
   auto& sightings = walk.sightings;
@@ -346,7 +346,7 @@ TEST_P(AddressesTest, AnOrderOfValidationThatDoesNotFitHasOneNewAddressInAllPass
   EXPECT_NE(sightings.parameters().at(first), sightings.parameters().at(third)) << "both at once";
 }
 
-// ---- who writes a gradient himself --------------------------------------------------------------
+// ---- functions that write a gradient themselves -------------------------------------------------
 
 /// Adds the sum of a weight, whose gradient it writes where it is told to.
 struct AddSum : torch::autograd::Function<AddSum> {

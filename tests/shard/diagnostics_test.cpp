@@ -19,10 +19,10 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kWatchedMicroBatches = 3;
 
-/// Spoils one element of one gradient of one rank, once.
-class Plant {
+/// Overwrites one element of one gradient of one rank, once.
+class GradientFault {
  public:
-  Plant(const at::Tensor& parameter, int64_t rank) : rank_(rank) {
+  GradientFault(const at::Tensor& parameter, int64_t rank) : rank_(rank) {
     parameter.register_hook([this](const at::Tensor& gradient) {
       if (!armed || test_world().rank() != rank_) return gradient;
       auto changed = gradient.clone();
@@ -51,13 +51,13 @@ struct Watched {
     micro_batches(model, kWatchedMicroBatches);
     if (switched) watch(model, {.before_reduction = true});
   }
-  /// The backwards of a step; `plant` is armed in one of them.
-  void backwards(int64_t step, Plant* plant = nullptr, int64_t when = 0) {
+  /// The backwards of a step; `fault` is armed in one of them.
+  void backwards(int64_t step, GradientFault* fault = nullptr, int64_t when = 0) {
     for (int64_t i = 1; i <= kWatchedMicroBatches; ++i) {
-      if (plant) plant->armed = i == when;
+      if (fault) fault->armed = i == when;
       train_once(model, test_world().rank(), step, i);
     }
-    if (plant) plant->armed = false;
+    if (fault) fault->armed = false;
   }
   Chain model{nullptr};
 };
@@ -83,12 +83,12 @@ class DiagnosticsTest : public ::testing::TestWithParam<ShardingCase> {
   }
 };
 
-TEST_P(DiagnosticsTest, OneSpoiltElementOfOneRankIsFoundWithItsParameterAndMicroBatch) {
+TEST_P(DiagnosticsTest, OneNonFiniteElementOfOneRankIsFoundWithItsParameterAndMicroBatch) {
   const int64_t culprit = test_world().size() - 1;
   for (const bool switched : {false, true}) {
     Watched watched(GetParam(), switched);
     auto optimizer = make_optimizer(Optimizer::sgd, parameters(watched.model));
-    Plant plant(watched.model->links[2]->second->weight, culprit);
+    GradientFault fault(watched.model->links[2]->second->weight, culprit);
     int64_t steps = 0;
     for (const double value : {kNaN, kInfinity}) {
       for (int64_t when = 1; when <= kWatchedMicroBatches; ++when) {
@@ -96,8 +96,8 @@ TEST_P(DiagnosticsTest, OneSpoiltElementOfOneRankIsFoundWithItsParameterAndMicro
         watched.backwards(steps);
         EXPECT_TRUE(findings(watched.model).empty());
         sherd::step(*watched.model, *optimizer);
-        plant.value = value;
-        watched.backwards(steps, &plant, when);
+        fault.value = value;
+        watched.backwards(steps, &fault, when);
         steps += 2;
         const auto found = findings(watched.model);
         ASSERT_EQ(found.size(), 1);
@@ -122,13 +122,13 @@ TEST_P(DiagnosticsTest, OneSpoiltElementOfOneRankIsFoundWithItsParameterAndMicro
 TEST_P(DiagnosticsTest, TheErrorNamesParameterMicroBatchAndRankOnAllRanksAndTrainingGoesOn) {
   Watched watched(GetParam(), /*switched=*/true);
   AdamW optimizer(watched.model);
-  Plant plant(watched.model->links[1]->first->weight, 0);
+  GradientFault fault(watched.model->links[1]->first->weight, 0);
   watched.backwards(0);
   optimizer.step();
   const auto before = full_parameters(watched.model);
   bool spoilt = false;
   const auto error = error_of([&] {
-    watched.backwards(1, spoilt ? nullptr : &plant, 2);
+    watched.backwards(1, spoilt ? nullptr : &fault, 2);
     spoilt = true;
     optimizer.step();
   });
@@ -148,13 +148,13 @@ TEST_P(DiagnosticsTest, TheErrorNamesParameterMicroBatchAndRankOnAllRanksAndTrai
   EXPECT_TRUE(findings(watched.model).empty());
 }
 
-TEST_P(DiagnosticsTest, WithAnyOptimizerALaterPassTellsIt) {
+TEST_P(DiagnosticsTest, WithAnyOptimizerALaterPassReportsIt) {
   Watched watched(GetParam());
   auto optimizer = make_optimizer(Optimizer::sgd, parameters(watched.model));
-  Plant plant(watched.model->links[0]->first->bias, 0);
+  GradientFault fault(watched.model->links[0]->first->bias, 0);
   int64_t step = 0;
   const auto error = error_of([&] {
-    watched.backwards(step, step == 0 ? &plant : nullptr, kWatchedMicroBatches);
+    watched.backwards(step, step == 0 ? &fault : nullptr, kWatchedMicroBatches);
     ++step;
     sherd::step(*watched.model, *optimizer);
   });
@@ -165,14 +165,14 @@ TEST_P(DiagnosticsTest, WithAnyOptimizerALaterPassTellsIt) {
 TEST_P(DiagnosticsTest, AGradientFarAboveItsMeanIsExploding) {
   Watched watched(GetParam());
   auto optimizer = make_optimizer(Optimizer::sgd, parameters(watched.model));
-  Plant plant(watched.model->links[3]->second->weight, 0);
-  plant.factor = 1e9;
+  GradientFault fault(watched.model->links[3]->second->weight, 0);
+  fault.factor = 1e9;
   for (int64_t step = 0; step < 12; ++step) {
     watched.backwards(step);
     sherd::step(*watched.model, *optimizer);
   }
   EXPECT_TRUE(findings(watched.model).empty());
-  watched.backwards(12, &plant, 2);
+  watched.backwards(12, &fault, 2);
   const auto found = findings(watched.model);
   ASSERT_FALSE(found.empty());
   for (const auto& one : found) {
@@ -187,14 +187,14 @@ TEST_P(DiagnosticsTest, AGradientFarAboveItsMeanIsExploding) {
 TEST_P(DiagnosticsTest, WhatIsNotFiniteCountsForMoreThanWhatExplodes) {
   Watched watched(GetParam(), /*switched=*/true);
   auto optimizer = make_optimizer(Optimizer::sgd, parameters(watched.model));
-  Plant plant(watched.model->links[1]->second->weight, 0);
+  GradientFault fault(watched.model->links[1]->second->weight, 0);
   for (int64_t step = 0; step < 12; ++step) {
     watched.backwards(step);
     sherd::step(*watched.model, *optimizer);
   }
   for (int64_t i = 1; i <= kWatchedMicroBatches; ++i) {
-    plant.armed = i < kWatchedMicroBatches;
-    plant.factor = i == 1 ? 1e9 : 1;
+    fault.armed = i < kWatchedMicroBatches;
+    fault.factor = i == 1 ? 1e9 : 1;
     train_once(watched.model, test_world().rank(), 12, i);
   }
   const auto found = findings(watched.model);
@@ -203,13 +203,13 @@ TEST_P(DiagnosticsTest, WhatIsNotFiniteCountsForMoreThanWhatExplodes) {
   }));
 }
 
-TEST_P(DiagnosticsTest, WhatWasFoundInAStepThatIsDoneAgainIsForgotten) {
+TEST_P(DiagnosticsTest, FindingsOfAStepThatIsRepeatedAreForgotten) {
   Watched watched(GetParam());
   auto optimizer = make_optimizer(Optimizer::sgd, parameters(watched.model));
-  Plant plant(watched.model->links[0]->first->weight, 0);
-  plant.armed = true;
+  GradientFault fault(watched.model->links[0]->first->weight, 0);
+  fault.armed = true;
   train_once(watched.model, test_world().rank(), 0, 1);
-  plant.armed = false;
+  fault.armed = false;
   bool fails = true;
   watched.model->links[3]->second->weight.register_hook([&](const at::Tensor& gradient) {
     TORCH_CHECK(!fails, "a mistake in the backward");
@@ -228,10 +228,10 @@ TEST_P(DiagnosticsTest, WhatWasFoundInAStepThatIsDoneAgainIsForgotten) {
 TEST_P(DiagnosticsTest, ALossThatIsScaledMayOverflow) {
   Watched watched(GetParam());
   AdamW optimizer(watched.model, {.scaling = LossScaling{}});
-  Plant plant(watched.model->links[0]->first->weight, 0);
-  plant.value = kInfinity;
+  GradientFault fault(watched.model->links[0]->first->weight, 0);
+  fault.value = kInfinity;
   for (int64_t step = 0; step < 4; ++step) {
-    watched.backwards(step, step == 1 ? &plant : nullptr, 1);
+    watched.backwards(step, step == 1 ? &fault : nullptr, 1);
     optimizer.step();
   }
   EXPECT_EQ(optimizer.updates(), 3);
@@ -306,8 +306,8 @@ TEST(DiagnosticsErrors, OptionsOutOfRangeAndInTheMiddleOfAStepAreRefused) {
 TEST(DiagnosticsErrors, WhatIsNotWatchedIsNotFound) {
   Watched watched(all_ways().front());
   watch(watched.model, {.enabled = false});
-  Plant plant(watched.model->links[0]->first->weight, 0);
-  watched.backwards(0, &plant, 1);
+  GradientFault fault(watched.model->links[0]->first->weight, 0);
+  watched.backwards(0, &fault, 1);
   EXPECT_TRUE(findings(watched.model).empty());
 }
 

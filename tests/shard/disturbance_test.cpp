@@ -74,13 +74,14 @@ class DisturbanceTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(DisturbanceTest, ARaceOnDoubleBuffersOrAStorageFreedTooEarlyWouldChangeBits) {
   const int64_t steps = test_world().device().is_cuda() ? 200 : 8;
-  const auto calm = train(GetParam(), steps, false);
+  const auto undisturbed = train(GetParam(), steps, false);
   const auto disturbed = train(GetParam(), steps, true);
-  ASSERT_EQ(calm.size(), disturbed.size());
-  for (size_t i = 0; i < calm.size(); ++i) {
-    ASSERT_TRUE(calm[i].second.isfinite().all().item<bool>()) << calm[i].first;
-    EXPECT_TRUE(torch::equal(calm[i].second, disturbed[i].second))
-        << calm[i].first << ": " << (calm[i].second - disturbed[i].second).abs().max();
+  ASSERT_EQ(undisturbed.size(), disturbed.size());
+  for (size_t i = 0; i < undisturbed.size(); ++i) {
+    ASSERT_TRUE(undisturbed[i].second.isfinite().all().item<bool>()) << undisturbed[i].first;
+    EXPECT_TRUE(torch::equal(undisturbed[i].second, disturbed[i].second))
+        << undisturbed[i].first << ": "
+        << (undisturbed[i].second - disturbed[i].second).abs().max();
   }
 }
 

@@ -194,7 +194,7 @@ TEST(ErrorsTest, PrefetchingForAUnitThatContainsOthersIsRefused) {
       {"[shard]", "'FaultyModel' contains other units", "prefetch"}, [&] { program(model); });
 }
 
-TEST(ErrorsTest, PrefetchingAModuleThatIsNoUnitNamesWhoWantsIt) {
+TEST(ErrorsTest, PrefetchingAModuleThatIsNoUnitNamesTheUnitThatAsksForIt) {
   auto model = small_model();
   ShardOptions options{.mesh = flat_mesh()};
   options.prefetch = {model->in.ptr()};
@@ -230,8 +230,8 @@ struct WithTorchHolderImpl : torch::nn::Module {
 };
 SHERD_MODULE(WithTorchHolder);
 
-/// Where weights stay whole nothing is released, but the gradients come from a call that nobody
-/// knows of: without an error they would be lost.
+/// Where weights are replicated nothing is released, but the gradients come from a call that the
+/// runtime does not see: without an error they would be lost.
 TEST(ErrorsTest, AUnitCalledThroughTorchsHolderIsAnErrorWhateverIsSharded) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);

@@ -77,7 +77,7 @@ TEST_P(ExceptionsTest, InAForwardLeavesTheStepAsItWas) {
   }
 }
 
-TEST_P(ExceptionsTest, InAForwardDoesNotSpoilTheForwardBeforeIt) {
+TEST_P(ExceptionsTest, InAForwardLeavesTheForwardBeforeItIntact) {
   FailureFixture rig({.way = GetParam()});
   for (int64_t step = 0; step < 2; ++step) {
     auto loss = rig.forward();
@@ -93,7 +93,7 @@ TEST_P(ExceptionsTest, InAForwardDoesNotSpoilTheForwardBeforeIt) {
   rig.train();
 }
 
-TEST_P(ExceptionsTest, InABackwardBeginsTheStepAnew) {
+TEST_P(ExceptionsTest, InABackwardRestartsTheStep) {
   for (const auto recompute :
        {FaultyRecompute::nowhere, FaultyRecompute::inside_blocks, FaultyRecompute::around_blocks}) {
     FailureFixture rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
@@ -116,7 +116,7 @@ TEST_P(ExceptionsTest, InABackwardBeginsTheStepAnew) {
 }
 
 /// The forward goes well, and fails when it is done again in the backward.
-TEST_P(ExceptionsTest, InARecomputeBeginsTheStepAnew) {
+TEST_P(ExceptionsTest, InARecomputeRestartsTheStep) {
   FailureFixture rig(
       {.way = GetParam(), .micro_batches = 2, .recompute = FaultyRecompute::around_blocks});
   for (int64_t step = 0; step < 2; ++step) {

@@ -7,7 +7,7 @@
 
 #include "shard/parity.h"
 
-// A model that misbehaves when told to, beside two that don't.
+// A model that fails on request, with two reference models that do not.
 namespace sherd::testing {
 
 using Change = std::function<at::Tensor(const at::Tensor&)>;
@@ -32,7 +32,7 @@ struct FaultyModelImpl : torch::nn::Module {
 };
 SHERD_MODULE(FaultyModel);
 
-/// Does nothing in the forward, and in the backward what it is told.
+/// The identity in the forward; runs `action` in the backward.
 struct InBackward : torch::autograd::Function<InBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x);
   static torch::autograd::variable_list backward(

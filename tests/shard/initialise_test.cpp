@@ -175,7 +175,7 @@ TEST_P(InitialiseTest, ModulesAreResetAsTheirConstructorsRunAndTiedWeightsStayTh
       torch::equal(model->blocks[1]->norm->table.cpu(), torch::arange(4).to(torch::kFloat)));
 }
 
-TEST_P(InitialiseTest, BuffersOfTheFirstRankAreEverybodys) {
+TEST_P(InitialiseTest, AllRanksTakeTheBuffersOfTheFirst) {
   Born model;
   to_device(*model);
   const int64_t rank = test_world().rank();
@@ -246,7 +246,7 @@ TEST_P(InitialiseTest, TheProgramAndTheOptimizerMayBeThereBeforeTheValues) {
   expect_same_bytes(full_parameters(model), full_parameters(other));
 }
 
-TEST_P(InitialiseTest, WhereRanksWereBuiltWithOtherValuesTheFirstRanksAreTaken) {
+TEST_P(InitialiseTest, RanksBuiltWithDifferentValuesTakeThoseOfTheFirst) {
   const auto make = [](int64_t seed) {
     torch::manual_seed(static_cast<uint64_t>(seed));
     Born model;
@@ -311,7 +311,7 @@ struct PlainImpl : torch::nn::Module {
 };
 SHERD_MODULE(Plain);
 
-TEST(UnsetTest, ParametersLeftUnsetAfterMetaInitialisationAreNamed) {
+TEST(UninitialisedTest, ParametersLeftUninitialisedAfterMetaInitialisationAreNamed) {
   auto model = [] {
     const MetaDevice meta;
     return Forgetful();
@@ -328,7 +328,7 @@ TEST(UnsetTest, ParametersLeftUnsetAfterMetaInitialisationAreNamed) {
   EXPECT_EQ(model(x).item<float>(), 7 + 10);
 }
 
-TEST(UnsetTest, AModuleWithoutResetParametersIsNamedWithTheRemedies) {
+TEST(UninitialisedTest, AModuleWithoutResetParametersIsNamedWithTheRemedies) {
   auto model = [] {
     const MetaDevice meta;
     return Plain();
@@ -343,7 +343,7 @@ TEST(UnsetTest, AModuleWithoutResetParametersIsNamedWithTheRemedies) {
   EXPECT_EQ(model(torch::ones({7}).to(test_world().device())).item<float>(), 21);
 }
 
-TEST(UnsetTest, ExpertsOnSeveralRanksGetNoValuesByKey) {
+TEST(UninitialisedTest, ExpertsOnSeveralRanksGetNoValuesByKey) {
   const int64_t ranks = test_world().size();
   const ShardOptions experts{.mesh = shared_mesh({{"dp", 1}, {"ep", ranks}})};
   const auto constant = [](const std::string&, at::IntArrayRef) {
@@ -363,7 +363,7 @@ TEST(UnsetTest, ExpertsOnSeveralRanksGetNoValuesByKey) {
   EXPECT_EQ(tensor_called(full_parameters(model), "block1.up.bias")[0].item<float>(), 3);
 }
 
-TEST(UnsetTest, BuffersOfOtherShapesAreToldApart) {
+TEST(UninitialisedTest, BuffersOfOtherShapesAreToldApart) {
   const int64_t rank = test_world().rank();
   if (test_world().size() == 1) return;
   Born model;
@@ -374,7 +374,7 @@ TEST(UnsetTest, BuffersOfOtherShapesAreToldApart) {
   });
 }
 
-TEST(UnsetTest, ValuesDrawnByKeyHaveTheirMoments) {
+TEST(UninitialisedTest, ValuesDrawnByKeyHaveTheirMoments) {
   const int64_t count = 200'000;
   for (const auto& values :
        {KeyedValues{KeyedValues::Kind::normal, 1.5, 0.5},

@@ -1,29 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model that is dropped takes everything with it.
-#include <chrono>
 #include <optional>
-#include <thread>
 
-#include "shard/counting_allocator.h"
+#include "ranks/freed_tensors.h"
 #include "shard/failure_fixture.h"
 
 namespace sherd::testing {
 namespace {
 
-/// What was live before is live again, once the thread that starts collectives has let go of what
-/// was under way.
-void expect_freed_to(int64_t before) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (cpu_memory().live != before && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  EXPECT_EQ(cpu_memory().live, before);
-}
-
 /// A sharded model, and whether it is all gone after it was dropped.
 class Dropped {
  public:
-  explicit Dropped(const ShardingCase& way) : before_(cpu_memory().live) {
+  explicit Dropped(const ShardingCase& way) : before_(wait_for_freed_tensors()) {
     auto& model = model_.emplace();
     to_device(*model);
     const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
@@ -46,7 +34,7 @@ class Dropped {
     model_.reset();
     for (size_t i = 0; i < modules_.size(); ++i) EXPECT_TRUE(modules_[i].expired()) << i;
   }
-  void expect_all_freed() const { expect_freed_to(before_); }
+  void expect_all_freed() const { EXPECT_EQ(wait_for_freed_tensors(before_), before_); }
 
  private:
   int64_t before_;
@@ -162,7 +150,7 @@ struct WithEchoImpl : torch::nn::Module {
 SHERD_MODULE(WithEcho);
 
 TEST(ErrorsTest, AUnitWithoutParametersIsFreedWithItsModel) {
-  const int64_t before = cpu_memory().live;
+  const int64_t before = wait_for_freed_tensors();
   {
     WithEcho model;
     to_device(*model);
@@ -171,7 +159,7 @@ TEST(ErrorsTest, AUnitWithoutParametersIsFreedWithItsModel) {
     fully_shard(model, options);
     model(torch::ones({2, 7}).to(test_world().device())).backward();
   }
-  expect_freed_to(before);
+  EXPECT_EQ(wait_for_freed_tensors(before), before);
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ TEST_P(MemoryTest, TheAllocatorSeesThePlannedBytesAndTheControlRecordsAndNothing
   });
 }
 
-/// Shards unit by unit: beside what is there, only the parts of the unit that is being sharded.
+/// Sharding goes unit by unit: it allocates only the shards of the unit at hand.
 TEST_P(MemoryTest, ShardingTakesOneUnitsPartsBeyondTheModel) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
@@ -152,7 +152,7 @@ TEST_P(MemoryTest, ShardingTakesOneUnitsPartsBeyondTheModel) {
 }
 
 /// The first pass finds another order than the program's, here with units that stay gathered
-/// longer: the arena is laid out anew, but there are never two of them.
+/// longer: the arena gets a new layout, but there are never two of them.
 TEST_P(MemoryTest, LearningTheOrderHoldsOneArenaAtATime) {
   const auto x = random_input(0, 0, 0, {4, 7});
   const auto target = random_input(0, 1, 0, {4, 3});
@@ -199,7 +199,7 @@ TEST(ControlMemory, DoesNotGrowWithTheWorld) {
 
 /// Returns the bytes of all collectives, and the peak of memory, that it takes to send one rank's
 /// text (such as an error message) to all ranks.
-std::pair<int64_t, int64_t> words_in_world_of(int64_t size) {
+std::pair<int64_t, int64_t> text_in_world_of(int64_t size) {
   use_emulated_world(size);
   auto& control = test_world().communicator("control");
   recorded_calls(control, /*forget=*/true);
@@ -212,11 +212,11 @@ std::pair<int64_t, int64_t> words_in_world_of(int64_t size) {
   return {bytes, cpu_memory().peak - before};
 }
 
-TEST(ControlMemory, WordsTakeTheSameHoweverManyRanksHearThem) {
-  const auto small = words_in_world_of(4);
+TEST(ControlMemory, ATextTakesTheSameBytesForAnyNumberOfRanks) {
+  const auto small = text_in_world_of(4);
   EXPECT_GE(small.first, 10'000);
   EXPECT_GE(small.second, 10'000);
-  EXPECT_EQ(words_in_world_of(16'384), small);
+  EXPECT_EQ(text_in_world_of(16'384), small);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MemoryTest, ::testing::Values(1, 2, 4, 8));

@@ -135,11 +135,11 @@ TEST(TrapsTest, ExpertGradientsAreNotTooLargeByTheSizeOfTheirAxis) {
 class OneRankAhead {
  public:
   /// Called inside a unit: rank 0 has come to `place`, the others to the one before it.
-  void meet(int64_t place) {
+  void arrive(int64_t place) {
     if (test_world().rank() == 0) {
-      for (int64_t peer = 1; peer < test_world().size(); ++peer) say(peer, place);
+      for (int64_t peer = 1; peer < test_world().size(); ++peer) notify(peer, place);
     } else {
-      hear(place + 1);
+      await(place + 1);
     }
   }
   void finish() {
@@ -149,11 +149,11 @@ class OneRankAhead {
   static constexpr int64_t kMeetings = 3;
 
  private:
-  void say(int64_t peer, int64_t place) {
+  void notify(int64_t peer, int64_t place) {
     if (place > kMeetings || place == 0) return;
     works_.push_back(test_world().communicator().send(torch::ones({1}), peer));
   }
-  void hear(int64_t place) {
+  void await(int64_t place) {
     if (place > kMeetings) return;
     works_.push_back(test_world().communicator().receive(torch::zeros({1}), 0));
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -205,13 +205,13 @@ void train_with_one_rank_ahead(const Meeting& meeting) {
 
 TEST(TrapsTest, ARankComputesAUnitWhileTheNextOneIsBeingGathered) {
   train_with_one_rank_ahead([](OneRankAhead& ahead, bool backward, int64_t place) {
-    if (!backward) ahead.meet(place);
+    if (!backward) ahead.arrive(place);
   });
 }
 
 TEST(TrapsTest, ARankComputesAUnitWhileTheGradientsOfTheLastOneAreBeingReduced) {
   train_with_one_rank_ahead([](OneRankAhead& ahead, bool backward, int64_t place) {
-    if (backward) ahead.meet(place);
+    if (backward) ahead.arrive(place);
   });
 }
 

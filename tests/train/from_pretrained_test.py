@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import llama_folder as given
 
 BOUND = 1e-5
-TOKENIZER = pathlib.Path(__file__).with_name("tokenizers") / "llama3.json"
+TOKENIZER = pathlib.Path(__file__).parents[1] / "data" / "tokenizers" / "llama3.json"
 ODD = {"bos_token_id": 3, "eos_token_id": [5, 7], "pad_token_id": 9, "max_position_embeddings": 131072, "use_cache": False,
        "attention_dropout": 0.0, "pretraining_tp": 1, "torch_dtype": "bfloat16", "transformers_version": "4.43.0",
        "_name_or_path": "someone/odd-llama", "something_else": {"deep": [1, None, "x"]}}

@@ -310,12 +310,12 @@ TEST_F(GraphTest, AReplayWithoutItsTokensIsRefused) {
 }
 
 TEST_F(GraphTest, AKernelThatThrowsLeavesTheCurrentStreamAsItWas) {
-  ProgramStreams lanes(test_world().device(), 1);
+  ProgramStreams streams(test_world().device(), 1);
   Instruction instruction;
   instruction.stream = Stream::reduce;
   const auto before = c10::cuda::getCurrentCUDAStream();
   EXPECT_THROW(
-      lanes.issue(
+      streams.issue(
           instruction, ProgramStreams::Kind::kernel,
           [&](Communicator::OnStream stream) -> Work {
             EXPECT_EQ(c10::cuda::getCurrentCUDAStream().unwrap(), *stream);

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 
-from browser import Browser
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from browser import Browser  # noqa: E402
 
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
 FIGURES = ["Loss", "Norm of the gradients", "Tokens per second", "Rate", "Memory on the fullest rank, MiB"]

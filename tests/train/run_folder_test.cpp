@@ -18,7 +18,7 @@
 namespace sherd {
 namespace {
 
-TEST(RunLock, ASecondRunIsToldWhoHasTheFolder) {
+TEST(RunLock, ASecondRunIsRefusedAndNamesTheProcessThatHasTheFolder) {
   const testing::TemporaryFolder folder;
   const RunLock::Options at_once{.patience = std::chrono::milliseconds(0)};
   const auto path = folder.file("run.lock");
@@ -40,7 +40,7 @@ TEST(RunLock, ASecondRunIsToldWhoHasTheFolder) {
   const RunLock lock(folder.path(), at_once);
 }
 
-TEST(RunLock, AFileSystemWithoutLocksIsSaidAndDoesNotStopTheRun) {
+TEST(RunLock, AFileSystemWithoutLocksIsReportedAndDoesNotStopTheRun) {
   const testing::TemporaryFolder folder;
   const auto none = [](int, int) {
     errno = ENOLCK;

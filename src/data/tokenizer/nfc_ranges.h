@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Written by tests/train/make_nfc_ranges.py from Unicode 14.0.0.
+// Written by tests/data/make_nfc_ranges.py from Unicode 14.0.0.
 #pragma once
 
 #include <cstdint>

@@ -50,7 +50,7 @@ class ConfigurationTest : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
-TEST_F(ConfigurationTest, WhatIsNotSaidHasItsDefault) {
+TEST_F(ConfigurationTest, MissingKeysHaveTheirDefaults) {
   const auto all = read(kWhole);
   EXPECT_EQ(all.model.kind, "llama");
   EXPECT_EQ(all.optim.betas, (std::vector<double>{0.9, 0.95}));
@@ -73,7 +73,7 @@ TEST_F(ConfigurationTest, OverridesComeLastAndStringsNeedNoQuotes) {
   EXPECT_EQ(all.optim.clip, 1);
 }
 
-TEST_F(ConfigurationTest, OtherLettersStandInStringsAndComments) {
+TEST_F(ConfigurationTest, NonAsciiLettersAreAllowedInStringsAndComments) {
   const std::string text = "\xEF\xBB\xBF# für später\n[data]\ntext = \"größe\"\n[train]\nout = ";
   EXPECT_EQ(read(text + "'''é\n\"ä'''  # ok: ü").train.out, "é\n\"ä");
   EXPECT_EQ(read(text + "\"\\\"é\"").train.out, "\"é");

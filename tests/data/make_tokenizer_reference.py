@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the tokenizers of tests/train/tokenizers with Hugging Face's library and writes its tokens for nasty texts.
+"""Trains the tokenizers of tests/data/tokenizers with Hugging Face's library and writes its tokens for nasty texts.
 
 reference.json has the texts and their tokens, pieces.json the bytes of the pieces that they are cut into before.
 

@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values("gpt2", "llama3", "odd", "deepseek", "behaviors"),
     [](const auto& file) { return std::string(file.param); });
 
-TEST(Tokenizer, TellsNumbersOfTokensAndTheSizeOfTheVocabulary) {
+TEST(Tokenizer, ReturnsNumbersOfTokensAndTheSizeOfTheVocabulary) {
   const Tokenizer tokenizer("t.json", read("llama3").dump());
   EXPECT_EQ(tokenizer.vocab(), 505);
   EXPECT_EQ(tokenizer.id_of("<|begin_of_text|>"), 500u);

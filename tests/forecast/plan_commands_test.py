@@ -14,7 +14,8 @@ import sys
 import tempfile
 import traceback
 
-from browser import Browser
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from browser import Browser  # noqa: E402
 
 NETWORKS = pathlib.Path(__file__).parents[2] / "networks"
 H200 = NETWORKS / "h200_nvlink_infiniband.toml"

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 
-from browser import Browser
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from browser import Browser  # noqa: E402
 
 HOSTILE = ["<img src=x onerror=\"document.body.dataset.owned='yes'\">", "</script><b>bold</b>", "<!--", "--><i>\"'&amp;",
            "<!-- <script>", "constructor", "__proto__", "\u2028 of </svg> of "]
@@ -243,7 +244,7 @@ def zooms(browser, path, plan):
     browser.mouse("Pressed", at(0.25), y, button="left", clickCount=1)
     browser.mouse("Moved", at(0.4), y, button="left")
     browser.mouse("Released", at(0.5), y, button="left", clickCount=1)
-    browser.settle()
+    browser.wait_for_layout()
     page = browser.evaluate(LOOK)
     begin, end = float(page["drawn"]["from"]), float(page["drawn"]["to"])
     assert abs(begin / seconds - 0.25) < 0.01 and abs(end / seconds - 0.5) < 0.01, page["drawn"]
@@ -261,10 +262,10 @@ def zooms(browser, path, plan):
     for clicks in (1, 2):
         browser.mouse("Pressed", at(0.5), y, button="left", clickCount=clicks)
         browser.mouse("Released", at(0.5), y, button="left", clickCount=clicks)
-    browser.settle()
+    browser.wait_for_layout()
     check_charts(browser.evaluate(LOOK), plan)
     browser.evaluate("document.querySelectorAll('#overview button')[1].click()")  # the first backward
-    browser.settle()
+    browser.wait_for_layout()
     page = browser.evaluate(LOOK)
     check_charts(page, plan, float(page["drawn"]["from"]), float(page["drawn"]["to"]))
     first = min(one["begin"] for one in plan["timeline"]["spans"] if one["section"] == 1 and one["stream"] == 0)
@@ -285,7 +286,7 @@ def reacts(browser, path, plan):
     chosen = next(one for one in plan["worlds"] if one["world"] == 64)
     assert seen[1]["values"]["bytes"] == f"{chosen['bytes'] / GiB:.1f} GiB", seen[1]["values"]
     browser.evaluate("location.hash = '#world=130'")  # there is none: the nearest
-    browser.settle()
+    browser.wait_for_layout()
     page = browser.evaluate(LOOK)
     assert page["drawn"]["world"] == "128" and "this plan has no 130 ranks" in page["text"], page["drawn"]
     browser.evaluate("(() => { const one = document.querySelector('#world'); one.value = 0; one.oninput(); })()")

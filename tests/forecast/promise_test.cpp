@@ -6,6 +6,7 @@
 #include "configuration/optimizer.h"
 #include "configuration/setup.h"
 #include "forecast/rehearsal.h"
+#include "ranks/freed_tensors.h"
 #include "ranks/rank_world.h"
 #include "shard/counting_allocator.h"
 #include "sherd/optim/adamw.h"
@@ -107,20 +108,13 @@ struct Activations {
   int64_t peak = 0;
 };
 
-/// Waits until the communication thread has freed the tensors of all operations that are done. A
-/// waiting rank may go on a moment before that.
-void wait_for_freed_tensors() {
-  static auto number = at::zeros({1});
-  test_world().communicator().all_reduce(number, Reduction::sum()).synchronize();
-}
-
 /// Measures the first micro-batch on CPU. The peak counts what it takes beyond the memory in use
 /// before it, its tokens included.
 Activations activations_of(
     LanguageModel& model, const AdamW& optimizer, const Configuration& configuration) {
   const auto numbers = at::TensorOptions().dtype(at::kLong);
-  wait_for_freed_tensors();
-  const int64_t before = restart_cpu_peak().live;
+  const int64_t before = wait_for_freed_tensors();
+  restart_cpu_peak();
   Recording recording(model, [] { return cpu_memory().live; });
   const auto tokens = at::zeros({configuration.data.batch, configuration.data.seq}, numbers);
   const Batch batch{tokens, tokens.clone()};

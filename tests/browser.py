@@ -76,7 +76,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def settle(self):
+    def wait_for_layout(self):
         self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
 
     def open(self, page, width=1280, scheme="light", end=""):

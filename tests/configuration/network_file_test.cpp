@@ -7,10 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "configuration/byte_size.h"
 #include "files/temporary_folder.h"
 #include "sherd/configuration/configuration.h"
-#include "sherd/forecast/measure_network.h"
 
 namespace sherd {
 namespace {
@@ -66,7 +64,7 @@ TEST_F(NetworkFileTest, EveryFileOfTheRepositoryReadsAndPricesAMesh) {
   EXPECT_GE(files, 6);
 }
 
-TEST_F(NetworkFileTest, WhatIsNotSaidHasItsDefault) {
+TEST_F(NetworkFileTest, MissingKeysHaveTheirDefaults) {
   const auto file = read(kInside);
   EXPECT_EQ(file.name, "net");  // the file's
   EXPECT_EQ(file.node, 0);
@@ -227,74 +225,6 @@ TEST(NetworkOfTest, AMeshThatCannotBeIsRefused) {
   EXPECT_THROW(network_of(file, {{"dp", 0}}), c10::ValueError);
   EXPECT_THROW(network_of(file, {{"dp", 2}, {"dp", 2}}), c10::ValueError);
   EXPECT_THROW(network_of(file, {{"a", 1LL << 40}, {"b", 1LL << 40}}), c10::ValueError);
-}
-
-TEST(FitLinkTest, FindsTheLinkThatMadeTheTimes) {
-  const Link link{50e-6, 2e9};
-  std::vector<TimedCollective> timed;
-  for (const int64_t bytes : {1LL << 16, 1LL << 20, 1LL << 26}) {
-    const double time = seconds(link, Collective::all_gather, bytes, 4);
-    timed.push_back({Collective::all_gather, bytes, 0.8 * time});  // the mean counts
-    timed.push_back({Collective::reduce_scatter, bytes, 1.2 * time});
-  }
-  const auto found = fit_link(timed, 4);
-  EXPECT_NEAR(found.latency, link.latency, 1e-9);
-  EXPECT_NEAR(found.bandwidth, link.bandwidth, 1e3);
-}
-
-TEST(FitLinkTest, IsNeverNegative) {
-  const auto faster =
-      fit_link({{Collective::all_gather, 1000, 1e-6}, {Collective::all_gather, 1000000, 2e-2}}, 2);
-  EXPECT_EQ(faster.latency, 0);
-  EXPECT_GT(faster.bandwidth, 0);
-  const auto flat =
-      fit_link({{Collective::all_gather, 1000, 2e-3}, {Collective::all_gather, 1000000, 1e-3}}, 2);
-  EXPECT_GT(flat.latency, 0);
-  EXPECT_EQ(flat.bandwidth, 1e15);
-}
-
-TEST(MeasureNetworkTest, FindsTheNetworkOfAnEmulatedWorld) {
-  Network network;
-  network.fallback = {2e-3, 2e9};
-  const auto world = World::emulated({.rank = 1, .size = 4, .network = network});
-  std::vector<TimedCollective> timed;
-  const auto file = measure_network(world, &timed);
-  EXPECT_EQ(file.name, "measured: 4 ranks over emulated");
-  EXPECT_TRUE(file.overlaps);
-  EXPECT_EQ(timed.size(), 8u);
-  // Wide: others may have the cores for a while.
-  EXPECT_NEAR(file.inside.latency, 2e-3, 1e-3);
-  EXPECT_NEAR(file.inside.bandwidth, 2e9, 1e9);
-}
-
-TEST(MeasureNetworkTest, OneRankHasNoNetwork) {
-  EXPECT_THROW(measure_network(World::emulated({.size = 1})), c10::ValueError);
-}
-
-TEST(ByteSizeTest, ReadsWhatPeopleWrite) {
-  EXPECT_EQ(bytes_from("64GiB"), 64LL << 30);
-  EXPECT_EQ(bytes_from("512 MiB"), 512LL << 20);
-  EXPECT_EQ(bytes_from("80GB"), 80'000'000'000);
-  EXPECT_EQ(bytes_from("1.5 TiB"), 3LL << 39);
-  EXPECT_EQ(bytes_from("4096"), 4096);
-  EXPECT_EQ(bytes_from("9007199254740993"), 9007199254740993);  // no double has it
-  EXPECT_EQ(bytes_from("1e3"), 1000);
-  EXPECT_EQ(bytes_from("7B"), 7);
-  for (const auto* text :
-       {"", "GiB", "-1", "-1GiB", "80Gb", "1 2", "inf", "nan", "1e30TiB", "5  B"}) {
-    EXPECT_THROW(bytes_from(text), c10::ValueError) << text;
-  }
-}
-
-TEST(ByteSizeTest, WritesForReadersAndExactly) {
-  EXPECT_EQ(byte_text(0), "0 B");
-  EXPECT_EQ(byte_text(24'373'938'585), "22.7 GiB");
-  EXPECT_EQ(byte_text(141LL << 30), "141 GiB");
-  EXPECT_EQ(exact_byte_text(141LL << 30), "141GiB");
-  EXPECT_EQ(exact_byte_text(1536LL << 20), "1536MiB");
-  for (const int64_t bytes : {0LL, 1LL, 1023LL, 80'000'000'000LL, 5LL << 50}) {
-    EXPECT_EQ(bytes_from(exact_byte_text(bytes)), bytes);
-  }
 }
 
 }  // namespace

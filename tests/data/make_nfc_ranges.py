@@ -42,7 +42,7 @@ def table(name, codes):
 
 
 print(f"""// SPDX-License-Identifier: Apache-2.0
-// Written by tests/train/make_nfc_ranges.py from Unicode {unicodedata.unidata_version}.
+// Written by tests/data/make_nfc_ranges.py from Unicode {unicodedata.unidata_version}.
 #pragma once
 
 #include <cstdint>

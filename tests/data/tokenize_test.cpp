@@ -112,7 +112,7 @@ TEST_F(TokenizeTest, TextsOfAnyLengthAreWrittenWhole) {
   EXPECT_EQ(tokens(TokenFile::Kind::uint16), Tokenizer(kLlama3, bytes_of(kLlama3)).encode(text));
 }
 
-TEST_F(TokenizeTest, AnErrorOnTheWayLeavesTheFileAsItWas) {
+TEST_F(TokenizeTest, AnErrorHalfwayLeavesTheFileAsItWas) {
   const auto fine = file("a.txt", "Once upon a time");
   expect_refused(options({fine, file("b.txt", "bad \xff")}), {"b.txt", "byte 4 ", "UTF-8"});
 }
