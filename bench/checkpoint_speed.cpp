@@ -79,7 +79,7 @@ SHERD_MODULE(Stack);
 int main(int, char** argv) {
   const auto world = sherd::World::from_environment({.backend = sherd::Backend::mpi});
   const std::string folder = std::string(argv[1]) + "/checkpoint";
-  const sherd::ShardOptions options{.mesh = sherd::Mesh(world, {{"dp", world.size()}})};
+  const sherd::UnitOptions options{.mesh = sherd::Mesh(world, {{"dp", world.size()}})};
   Stack model{nullptr};
   {
     const sherd::MetaDevice meta;

@@ -104,7 +104,7 @@ double cost_per_unit(c10::Device device, sherd::Strategy strategy) {
   plain->to(device);
   Tower tower;
   tower->to(device);
-  const sherd::ShardOptions options{.mesh = mesh, .placement = sherd::Placement(strategy)};
+  const sherd::UnitOptions options{.mesh = mesh, .placement = sherd::Placement(strategy)};
   for (auto& stack : tower->stacks) sherd::fully_shard(stack, options);
   sherd::fully_shard(tower, options);
   const auto x = torch::randn({8, kDim}, device);

@@ -144,7 +144,7 @@ SHERD_MODULE(Tower);
 void watch_in_a_step(double warm_up, sherd::Strategy strategy) {
   const auto world = sherd::World::emulated({.rank = 3, .size = 8, .device = device});
   const sherd::Mesh mesh(world, {{"dp", 8}});
-  const sherd::ShardOptions options{
+  const sherd::UnitOptions options{
       .mesh = mesh,
       .placement = sherd::Placement(strategy),
       .precision = sherd::Precision::recipe("bf16_o2")};
@@ -157,7 +157,7 @@ void watch_in_a_step(double warm_up, sherd::Strategy strategy) {
   sherd::initialise(tower, {.values = [](const std::string&, at::IntArrayRef) {
                       return sherd::InitialValues::normal(0, 0.02);
                     }});
-  sherd::AdamW optimizer(tower, {.rate = 1e-5, .max_norm = 1});
+  sherd::AdamW optimizer(tower, {.lr = 1e-5, .max_norm = 1});
   const auto x = torch::randn({1, tokens, dim}, torch::dtype(torch::kBFloat16).device(device));
   const auto steps = [&](int count) {
     for (int i = 0; i < count; ++i) {

@@ -40,7 +40,7 @@ int main() {
   Toy model;
   for (auto& block : model->blocks) sherd::fully_shard(block, {.mesh = mesh});
   sherd::fully_shard(model, {.mesh = mesh});  // the root, last
-  sherd::AdamW optimizer(model, {.rate = 3e-3, .max_norm = 1});
+  sherd::AdamW optimizer(model, {.lr = 3e-3, .max_norm = 1});
   if (world.rank() == 0) {
     const auto bytes = sherd::program(model).bytes();  // known before the first step
     std::cout << world.size() << " ranks, at rest " << bytes.rest() << " bytes, at peak "

@@ -54,7 +54,7 @@ SHERD_MODULE(Tower);
 Tower sharded_tower(int64_t units, const World& world) {
   Tower tower(units);
   tower->to(world.device());
-  const ShardOptions options{.mesh = Mesh(world, {{"dp", kRanks}})};
+  const UnitOptions options{.mesh = Mesh(world, {{"dp", kRanks}})};
   for (auto& stack : tower->stacks) fully_shard(stack, options);
   fully_shard(tower, options);
   return tower;

@@ -9,6 +9,7 @@
 
 #include "configuration/checks.h"
 #include "configuration/keys.h"
+#include "configuration/renamed_keys.h"
 #include "configuration/to_toml.h"
 #include "configuration/toml_table.h"
 #include "files/nearest_word.h"
@@ -37,10 +38,13 @@ bool in_range(const Key& key, double value) {
          (key.above ? value > key.least : value >= key.least);
 }
 
+enum class OldKeys : uint8_t { refuse, accept };
+
 /// Takes values out of a table, and notes what is wrong with them.
 class ConfigurationReader {
  public:
-  explicit ConfigurationReader(std::vector<std::string>& problems) : problems_(problems) {}
+  ConfigurationReader(std::vector<std::string>& problems, OldKeys old_keys)
+      : problems_(problems), old_keys_(old_keys) {}
 
   /// The values of a source; relative paths in it are meant from `folder`.
   void read(const TomlTable& table, const fs::path& folder, Configuration& into) {
@@ -60,6 +64,15 @@ class ConfigurationReader {
   }
 
  private:
+  /// Returns the old name of a key if files with it are read; else nothing.
+  std::optional<std::string> accepted_old_name(std::string_view section, std::string_view name) {
+    if (old_keys_ == OldKeys::refuse) return std::nullopt;
+    const auto* renamed = find_renamed_key(
+        [&](const RenamedKey& key) { return key.section == section && key.now == name; });
+    if (!renamed) return std::nullopt;
+    return std::string(renamed->before);
+  }
+
   template <class Section>
   void read_section(const std::string& section, const TomlTable& table, Section& into) {
     std::vector<std::string> known;
@@ -70,15 +83,29 @@ class ConfigurationReader {
         problem(inner->place(), whole, "{…}", "it is no section but one value");
       } else if (const auto* found = table.value(name)) {
         take(*found, whole, value, key);
+      } else if (const auto before = accepted_old_name(section, name)) {
+        known.push_back(*before);
+        if (const auto* old = table.value(*before)) take(*old, whole, value, key);
       }
     });
-    refuse_unknown(table, section + ".", known);
+    refuse_unknown(table, section, known);
   }
 
   void refuse_unknown(
-      const TomlTable& table, const std::string& prefix, const std::vector<std::string>& known) {
-    for (const auto& [name, place, text] : table.entries()) {
+      const TomlTable& table, const std::string& section, const std::vector<std::string>& known) {
+    const auto prefix = section.empty() ? "" : section + ".";
+    for (const auto& entry : table.entries()) {
+      const auto& [name, place, text] = entry;
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+      const auto* renamed = find_renamed_key([&](const RenamedKey& key) {
+        return key.section == section && key.before == entry.name;
+      });
+      if (renamed) {
+        const auto now = prefix + std::string(renamed->now);
+        problems_.push_back(
+            place + ": " + prefix + name + " is now " + now + ": write " + now + " = " + text);
+        continue;
+      }
       const auto near = nearest_word(name, known);
       problem(
           place, prefix + name, text,
@@ -159,20 +186,16 @@ class ConfigurationReader {
   }
 
   std::vector<std::string>& problems_;
+  OldKeys old_keys_;
   fs::path folder_;
 };
 
-}  // namespace
-
-ConfigurationError::ConfigurationError(std::vector<std::string> problems)
-    : problems_(std::move(problems)), text_(join(problems_, "\n")) {}
-
-Configuration read_configuration(
-    const std::string& path, const std::vector<std::string>& overrides) {
+Configuration read_from(
+    const std::string& path, const std::vector<std::string>& overrides, OldKeys old_keys) {
   Configuration result;
   result.source = path;
   std::vector<std::string> problems;
-  ConfigurationReader reader(problems);
+  ConfigurationReader reader(problems, old_keys);
   if (const auto file = read_toml_file(path, problems)) {
     reader.read(*file, fs::path(path).parent_path(), result);
   }
@@ -182,6 +205,20 @@ Configuration read_configuration(
   if (problems.empty()) check_together(result, problems);
   if (!problems.empty()) throw ConfigurationError(std::move(problems));
   return result;
+}
+
+}  // namespace
+
+ConfigurationError::ConfigurationError(std::vector<std::string> problems)
+    : problems_(std::move(problems)), text_(join(problems_, "\n")) {}
+
+Configuration read_configuration(
+    const std::string& path, const std::vector<std::string>& overrides) {
+  return read_from(path, overrides, OldKeys::refuse);
+}
+
+Configuration read_earlier_configuration(const std::string& path) {
+  return read_from(path, {}, OldKeys::accept);
 }
 
 std::string to_text(const Configuration& configuration) {

@@ -196,11 +196,11 @@ void keys(Section& s, Visitor&& visit) {
   visit("eps", s.eps, at_least(0, "added to the root of the second moment"));
   visit("weight_decay", s.weight_decay, at_least(0, "pulls weights towards 0"));
   visit(
-      "decay", s.decay,
+      "weight_decay_on", s.weight_decay_on,
       one_of(
           {"all", "matrices"},
           "what weight_decay is of: all weights, or those of two dims or more"));
-  visit("clip", s.clip, above(0, "largest norm of the gradients; absent: any"));
+  visit("max_norm", s.max_norm, above(0, "largest norm of the gradients; absent: any"));
   visit(
       "schedule", s.schedule,
       one_of(

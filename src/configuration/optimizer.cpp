@@ -6,15 +6,15 @@ namespace sherd {
 AdamWOptions optimizer_of(const Configuration& configuration, const LanguageModel& model) {
   const auto& optim = configuration.optim;
   AdamWOptions options;
-  options.rate = optim.lr;
+  options.lr = optim.lr;
   options.beta1 = optim.betas[0];
   options.beta2 = optim.betas[1];
-  options.epsilon = optim.eps;
-  options.decay = optim.weight_decay;
-  options.max_norm = optim.clip.value_or(0);
+  options.eps = optim.eps;
+  options.weight_decay = optim.weight_decay;
+  options.max_norm = optim.max_norm.value_or(0);
   for (const auto& item : model.named_parameters()) {
-    if (optim.decay == "matrices" && item.value().dim() < 2)
-      options.rules.push_back({.match = item.key(), .decay = 0});
+    if (optim.weight_decay_on == "matrices" && item.value().dim() < 2)
+      options.rules.push_back({.match = item.key(), .weight_decay = 0});
   }
   const auto& precision = configuration.precision;
   if (precision.recipe == "fp16" || precision.compute == "fp16") options.scaling = LossScaling{};

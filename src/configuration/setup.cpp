@@ -181,19 +181,24 @@ std::string strategy_of(const Configuration& configuration, int64_t ranks) {
   return alone ? "no_shard" : configuration.shard.strategy;
 }
 
-ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh) {
+UnitOptions unit_options_of(const Configuration& configuration, const Mesh& mesh) {
   const auto& shard = configuration.shard;
   const auto inner = strategy_from(strategy_of(configuration, mesh.world().size()));
-  ShardOptions options;
+  UnitOptions options;
   options.mesh = mesh;
   options.placement =
       shard.outer == 1 ? Placement(inner) : Placement(inner, strategy_from(shard.outer_strategy));
   options.precision = precision_of(configuration.precision);
-  options.prefetch_depth = shard.prefetch;
-  options.memory = configuration.memory.kind == "eager" ? MemoryKind::eager : MemoryKind::planned;
-  options.symmetric = configuration.memory.symmetric;
-  options.loss = configuration.train.loss == "per_token" ? Loss::per_token : Loss::mean;
   return options;
+}
+
+RootOptions root_options_of(const Configuration& configuration) {
+  const auto& memory = configuration.memory;
+  return {
+      .prefetch_depth = configuration.shard.prefetch,
+      .loss = configuration.train.loss == "per_token" ? Loss::per_token : Loss::mean,
+      .memory = memory.kind == "eager" ? MemoryKind::eager : MemoryKind::planned,
+      .symmetric = memory.symmetric};
 }
 
 std::shared_ptr<LanguageModel> sharded_model_of(
@@ -206,7 +211,7 @@ std::shared_ptr<LanguageModel> sharded_model_of(
   // Where there are several ranks, they check it when they load it, each what it reads.
   const bool alone = mesh.world().size() == 1 || mesh.world().launcher() == Launcher::emulated;
   if (configuration.model.from && alone) check_llama(*model, *configuration.model.from);
-  const auto options = shard_options_of(configuration, mesh);
+  const auto options = unit_options_of(configuration, mesh);
   const auto units = model->units();
   for (size_t i = 0; i < units.size(); ++i) {
     auto mine = options;
@@ -214,7 +219,7 @@ std::shared_ptr<LanguageModel> sharded_model_of(
         std::ssize(units) - static_cast<int64_t>(i) <= configuration.shard.keep_gathered;
     fully_shard(units[i], mine);
   }
-  fully_shard(std::shared_ptr<torch::nn::Module>(model), options);
+  fully_shard(std::shared_ptr<torch::nn::Module>(model), options, root_options_of(configuration));
   micro_batches(*model, configuration.data.micro_batches);
   return model;
 }

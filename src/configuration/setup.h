@@ -31,7 +31,9 @@ std::vector<std::pair<std::string, int64_t>> axes_of(const ShardSection& shard, 
 /// The word of shard.strategy that holds: a world of one has nobody to share with, and gathers and
 /// reductions would be copies.
 std::string strategy_of(const Configuration& configuration, int64_t ranks);
-ShardOptions shard_options_of(const Configuration& configuration, const Mesh& mesh);
+/// Returns the options that all units have, without keep_gathered.
+UnitOptions unit_options_of(const Configuration& configuration, const Mesh& mesh);
+RootOptions root_options_of(const Configuration& configuration);
 /// Built without memory and sharded. Collective.
 std::shared_ptr<LanguageModel> sharded_model_of(
     const Configuration& configuration, const Mesh& mesh);

@@ -9,13 +9,14 @@
 
 namespace sherd {
 
-/// What AdamW needs to know about some elements beside the rate, which may change with every step.
+/// The settings of AdamW for some elements. The learning rate is not among them: it may change with
+/// every step.
 struct AdamWSettings {
-  double rate_factor = 1;  ///< times the rate
+  double lr_factor = 1;  ///< times the learning rate
   double beta1 = 0.9;
   double beta2 = 0.999;
-  double epsilon = 1e-8;
-  double decay = 0.01;
+  double eps = 1e-8;
+  double weight_decay = 0.01;
   double missed = 0;  ///< updates that these elements were left out of
 };
 
@@ -34,7 +35,7 @@ struct AdamWTensors {
 /// nor a captured graph needs the host.
 namespace control {
 enum Field : int64_t {
-  rate,         ///< written by who sets it
+  lr,           ///< written by the caller
   step,         ///< updates made so far
   coefficient,  ///< what gradients are multiplied with: clipping, tokens, the loss's scale
   skip,         ///< not 0: the gradients are not finite, and nothing is updated

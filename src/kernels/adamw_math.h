@@ -12,31 +12,31 @@ namespace sherd {
 /// What one step does to every element of a run: all that does not depend on the element.
 struct AdamWStep {
   float coefficient = 1;
-  float keep = 1;  // of the weight, after decay
+  float keep = 1;  // of the weight, after weight decay
   float beta1 = 0;
   float beta2 = 0;
   float rest1 = 1;  // 1 - beta1
   float rest2 = 1;
   float size = 0;   // of the step, with the first moment's correction
   float root2 = 1;  // of the second moment's correction
-  float epsilon = 0;
+  float eps = 0;
 };
 
 inline C10_HOST_DEVICE AdamWStep adamw_step(const AdamWSettings& settings, const double* fields) {
-  const double rate = fields[control::rate] * settings.rate_factor;
+  const double lr = fields[control::lr] * settings.lr_factor;
   const double updates = fields[control::step] - settings.missed;
   const double correction1 = 1 - pow(settings.beta1, updates);
   const double correction2 = 1 - pow(settings.beta2, updates);
   AdamWStep step;
   step.coefficient = static_cast<float>(fields[control::coefficient]);
-  step.keep = static_cast<float>(1 - rate * settings.decay);
+  step.keep = static_cast<float>(1 - lr * settings.weight_decay);
   step.beta1 = static_cast<float>(settings.beta1);
   step.beta2 = static_cast<float>(settings.beta2);
   step.rest1 = static_cast<float>(1 - settings.beta1);
   step.rest2 = static_cast<float>(1 - settings.beta2);
-  step.size = static_cast<float>(rate / correction1);
+  step.size = static_cast<float>(lr / correction1);
   step.root2 = static_cast<float>(sqrt(correction2));
-  step.epsilon = static_cast<float>(settings.epsilon);
+  step.eps = static_cast<float>(settings.eps);
   return step;
 }
 
@@ -55,7 +55,7 @@ inline C10_HOST_DEVICE void adamw_element(
   const float scaled = gradient * step.coefficient;
   first = multiply_add(step.beta1, first, step.rest1 * scaled);
   second = multiply_add(step.beta2, second, step.rest2 * scaled * scaled);
-  const float denominator = sqrtf(second) / step.root2 + step.epsilon;
+  const float denominator = sqrtf(second) / step.root2 + step.eps;
   // Decayed and rounded, then moved: as torch's AdamW rounds, whose bias over many equal steps is
   // more than a part in a million.
   weight = multiply_add(-step.size, first / denominator, weight * step.keep);

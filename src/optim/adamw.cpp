@@ -20,14 +20,14 @@ namespace sherd {
 namespace {
 
 AdamWSettings settings_of(const std::string& name, const AdamWOptions& options) {
-  AdamWSettings settings{1, options.beta1, options.beta2, options.epsilon, options.decay};
+  AdamWSettings settings{1, options.beta1, options.beta2, options.eps, options.weight_decay};
   for (const auto& rule : options.rules) {
     if (!matches_glob(rule.match, name)) continue;
-    settings.rate_factor = rule.rate_factor.value_or(settings.rate_factor);
+    settings.lr_factor = rule.lr_factor.value_or(settings.lr_factor);
     settings.beta1 = rule.beta1.value_or(settings.beta1);
     settings.beta2 = rule.beta2.value_or(settings.beta2);
-    settings.epsilon = rule.epsilon.value_or(settings.epsilon);
-    settings.decay = rule.decay.value_or(settings.decay);
+    settings.eps = rule.eps.value_or(settings.eps);
+    settings.weight_decay = rule.weight_decay.value_or(settings.weight_decay);
   }
   return settings;
 }
@@ -38,11 +38,11 @@ void check(const char* key, double value, bool allowed, const char* range) {
 
 void check(const AdamWOptions& options) {
   const auto fraction = [](double value) { return value >= 0 && value < 1; };
-  check("rate", options.rate, options.rate >= 0, "0 or more");
+  check("lr", options.lr, options.lr >= 0, "0 or more");
   check("beta1", options.beta1, fraction(options.beta1), "0 or more and below 1");
   check("beta2", options.beta2, fraction(options.beta2), "0 or more and below 1");
-  check("epsilon", options.epsilon, options.epsilon >= 0, "0 or more");
-  check("decay", options.decay, options.decay >= 0, "0 or more");
+  check("eps", options.eps, options.eps >= 0, "0 or more");
+  check("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
   check("max_norm", options.max_norm, options.max_norm >= 0, "0 (never clips) or more");
   TORCH_CHECK_VALUE(
       options.states == c10::kFloat || options.states == c10::kBFloat16,
@@ -199,8 +199,9 @@ void AdamW::State::set_tokens(const ShardedModel& model, std::optional<int64_t> 
   const bool per_token = model.loss() == Loss::per_token;
   TORCH_CHECK_VALUE(
       per_token == tokens.has_value(), "[optim] the loss of '", model.name(), "' is ",
-      per_token ? "per token: say how many this rank had with optimizer.step({.tokens = …})"
-                : "not per token: set options.loss = sherd::Loss::per_token, or give no tokens");
+      per_token
+          ? "per token: say how many this rank had with optimizer.step({.tokens = …})"
+          : "not per token: set RootOptions::loss = sherd::Loss::per_token, or give no tokens");
   if (!per_token) return;
   TORCH_CHECK_VALUE(
       *tokens >= 0, "[optim] the step of '", model.name(), "' has ", *tokens, " tokens");
@@ -234,7 +235,7 @@ AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
     state_->rules.interval = static_cast<double>(options.scaling->interval);
   }
   state_->prepare(sharded);
-  state_->field(control::rate).fill_(options.rate);
+  state_->field(control::lr).fill_(options.lr);
   state_->field(control::tokens).fill_(1);
   state_->field(control::scale).fill_(options.scaling ? options.scaling->initial : 1);
 }
@@ -270,10 +271,10 @@ void AdamW::State::check_finite(const ShardedModel& model) const {
       {});
 }
 
-void AdamW::set_rate(double rate) {
-  check("rate", rate, rate >= 0, "0 or more");
-  state_->options.rate = rate;
-  state_->field(control::rate).fill_(rate);
+void AdamW::set_lr(double lr) {
+  check("lr", lr, lr >= 0, "0 or more");
+  state_->options.lr = lr;
+  state_->field(control::lr).fill_(lr);
 }
 
 void AdamW::set_tokens(int64_t tokens) {
@@ -289,8 +290,8 @@ at::Tensor AdamW::scale(const at::Tensor& loss) const {
   return loss * state_->field(control::scale).squeeze(0).to(loss.scalar_type());
 }
 
-double AdamW::rate() const {
-  return state_->value(control::rate);
+double AdamW::lr() const {
+  return state_->value(control::lr);
 }
 int64_t AdamW::updates() const {
   return static_cast<int64_t>(state_->value(control::step));

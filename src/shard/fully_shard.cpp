@@ -190,9 +190,10 @@ void check(const UnshardedParameter& candidate) {
       ": use floating point of 16 bits or more, or freeze it");
 }
 
-}  // namespace
-
-void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOptions& options) {
+void shard(
+    const std::shared_ptr<torch::nn::Module>& module,
+    const UnitOptions& options,
+    const std::optional<RootOptions>& root) {
   TORCH_CHECK_VALUE(module, "[shard] fully_shard of an empty module");
   const auto name = name_of(*module);
   if (const auto unit = find_unit(module.get())) {
@@ -200,11 +201,11 @@ void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOp
         false, "[shard] unit '", unit->name(), "' is sharded already: shard each module once");
   }
   TORCH_CHECK_VALUE(
-      options.prefetch_depth >= 0, "[shard] '", name, "': prefetch_depth is ",
-      options.prefetch_depth, "; it counts units, from 0");
+      !root || root->prefetch_depth >= 0, "[shard] '", name, "': prefetch_depth is ",
+      root->prefetch_depth, "; it must be 0 or more");
   const auto shared = options.mesh ? std::make_shared<const Mesh>(*options.mesh) : default_mesh();
   const auto& mesh = *shared;
-  auto unit = std::make_shared<Unit>(name, options, shared);
+  auto unit = std::make_shared<Unit>(name, options, root, shared);
   const auto axes = unit->axes();
   TORCH_CHECK_VALUE(
       mesh.has(axes.inner) && (axes.outer.empty() || mesh.has(axes.outer)), "[shard] '", name,
@@ -238,6 +239,19 @@ void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOp
   for (const auto& [key, buffer] : buffers) take_values_of_first_rank(buffer, mesh, axes);
   for (const auto& [key, parameter] : ignored) registry().ignore(parameter);
   register_unit(module, unit);
+}
+
+}  // namespace
+
+void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const UnitOptions& options) {
+  shard(module, options, std::nullopt);
+}
+
+void fully_shard(
+    const std::shared_ptr<torch::nn::Module>& module,
+    const UnitOptions& options,
+    const RootOptions& root) {
+  shard(module, options, root);
 }
 
 }  // namespace sherd

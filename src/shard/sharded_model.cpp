@@ -16,7 +16,7 @@ const std::string& ShardedModel::name() const {
   return runtime_->root().name();
 }
 Loss ShardedModel::loss() const {
-  return runtime_->root().options().loss;
+  return runtime_->root().root_options().loss;
 }
 const std::vector<ParameterShard>& ShardedModel::shards() const {
   return runtime_->shards();

@@ -113,7 +113,7 @@ void step(
   const auto runtime = Runtime::of_model(model, "step");
   runtime->check_complete("optimizer.step()");
   check_updates(*runtime, optimizer);
-  const bool per_token = runtime->root().options().loss == Loss::per_token;
+  const bool per_token = runtime->root().root_options().loss == Loss::per_token;
   TORCH_CHECK(
       !per_token || !runtime->graph().capturing, "[shard.graph] the loss of '",
       runtime->root().name(),
@@ -133,7 +133,7 @@ void step(
 double gradient_norm(const torch::nn::Module& model, const StepOptions& options) {
   const auto runtime = Runtime::of_model(model, "gradient_norm");
   runtime->check_complete("gradient_norm");
-  const bool per_token = runtime->root().options().loss == Loss::per_token;
+  const bool per_token = runtime->root().root_options().loss == Loss::per_token;
   TORCH_CHECK_VALUE(
       per_token == options.tokens.has_value(), "[shard] gradient_norm of '", runtime->root().name(),
       "', whose loss is ",

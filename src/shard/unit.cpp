@@ -52,7 +52,7 @@ void check_dtypes(const GroupTraits& traits, const std::string& name) {
 }
 
 GroupTraits traits_of(
-    const UnshardedParameter& candidate, const ShardOptions& options, const Mesh& mesh) {
+    const UnshardedParameter& candidate, const UnitOptions& options, const Mesh& mesh) {
   GroupTraits traits{
       .trainable = candidate.parameter.requires_grad(),
       .mesh = mesh,
@@ -98,9 +98,14 @@ GroupTraits traits_of(
 
 }  // namespace
 
-Unit::Unit(std::string name, ShardOptions options, std::shared_ptr<const Mesh> mesh)
+Unit::Unit(
+    std::string name,
+    UnitOptions options,
+    std::optional<RootOptions> root_options,
+    std::shared_ptr<const Mesh> mesh)
     : name_(std::move(name)),
       options_(std::move(options)),
+      root_options_(root_options),
       prefetch_(options_.prefetch.begin(), options_.prefetch.end()),
       backward_prefetch_(options_.backward_prefetch.begin(), options_.backward_prefetch.end()),
       mesh_(std::move(mesh)),
@@ -109,6 +114,24 @@ Unit::Unit(std::string name, ShardOptions options, std::shared_ptr<const Mesh> m
   sequence = units++;
   options_.prefetch.clear();
   options_.backward_prefetch.clear();
+}
+
+void Unit::check_no_root_options(const Unit& root) const {
+  if (!root_options_) return;
+  const RootOptions defaults;
+  std::string set;
+  const auto add = [&](const char* name, bool changed) {
+    if (changed) set += (set.empty() ? "" : ", ") + std::string(name);
+  };
+  add("prefetch_depth", root_options_->prefetch_depth != defaults.prefetch_depth);
+  add("loss", root_options_->loss != defaults.loss);
+  add("memory", root_options_->memory != defaults.memory);
+  add("symmetric", root_options_->symmetric != defaults.symmetric);
+  add("budget", root_options_->budget != defaults.budget);
+  TORCH_CHECK_VALUE(
+      false, "[shard] unit '", name_, "' has root options", set.empty() ? "" : " (" + set + ")",
+      ", but it is inside '", root.name(), "', whose options count: give them to fully_shard of '",
+      root.name(), "' only");
 }
 
 Unit::~Unit() {

@@ -34,7 +34,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
  public:
   enum class Phase : uint8_t { resting, forward, backward };
 
-  Unit(std::string name, ShardOptions options, std::shared_ptr<const Mesh> mesh);
+  Unit(
+      std::string name,
+      UnitOptions options,
+      std::optional<RootOptions> root_options,
+      std::shared_ptr<const Mesh> mesh);
   ~Unit();
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
@@ -46,7 +50,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   const std::string& name() const { return name_; }
   void set_name(std::string name);
-  const ShardOptions& options() const { return options_; }
+  const UnitOptions& options() const { return options_; }
+  /// The options that hold for the whole model if this is its root.
+  const RootOptions& root_options() const {
+    static const RootOptions defaults;
+    return root_options_ ? *root_options_ : defaults;
+  }
+  /// Throws if options of a root were given: this is a unit inside `root`.
+  void check_no_root_options(const Unit& root) const;
   /// The modules of options().prefetch and backward_prefetch: units hold no module.
   using Modules = std::vector<std::weak_ptr<torch::nn::Module>>;
   const Modules& prefetch() const { return prefetch_; }
@@ -100,7 +111,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::string forward_range_;
   std::string backward_range_;
   ProfileRange range_;
-  ShardOptions options_;
+  UnitOptions options_;
+  std::optional<RootOptions> root_options_;
   Modules prefetch_;
   Modules backward_prefetch_;
   std::shared_ptr<const Mesh> mesh_;

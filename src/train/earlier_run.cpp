@@ -10,6 +10,7 @@
 #include <set>
 
 #include "configuration/keys.h"
+#include "configuration/renamed_keys.h"
 #include "configuration/setup.h"
 #include "configuration/to_toml.h"
 #include "files/parse_json.h"
@@ -26,7 +27,7 @@ std::optional<Configuration> earlier_configuration(const fs::path& checkpoint) {
     std::error_code code;
     if (!fs::is_regular_file(path, code)) continue;
     try {
-      return read_configuration(path.string());
+      return read_earlier_configuration(path.string());
     } catch (const ConfigurationError&) {
       return std::nullopt;  // of another version, or edited: nothing to compare with
     }

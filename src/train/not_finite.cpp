@@ -32,7 +32,8 @@ std::string remedies(const Configuration& configuration) {
   const auto& [optim, precision] = std::tie(configuration.optim, configuration.precision);
   std::vector<std::string> words{"lower optim.lr (it is " + number(optim.lr) + ")"};
   words.push_back(
-      optim.clip ? "lower optim.clip (it is " + number(*optim.clip) + ")" : "set optim.clip = 1.0");
+      optim.max_norm ? "lower optim.max_norm (it is " + number(*optim.max_norm) + ")"
+                     : "set optim.max_norm = 1.0");
   words.push_back(c10::str("raise optim.warmup (it is ", optim.warmup, " steps)"));
   if (precision.recipe == "bf16_o3" || precision.main == "bf16" || precision.main == "fp16") {
     words.emplace_back("give precision more bits, such as precision.recipe = \"bf16_o2\"");

@@ -6,7 +6,7 @@
 
 namespace sherd {
 
-double rate_of(const OptimSection& optim, int64_t steps, int64_t step) {
+double lr_of(const OptimSection& optim, int64_t steps, int64_t step) {
   if (step <= optim.warmup) {
     return optim.lr * static_cast<double>(step) / static_cast<double>(optim.warmup);
   }

@@ -5,8 +5,8 @@
 
 namespace sherd {
 
-/// The rate of a step, from 1 on: up to lr at the end of the warm-up, then by the schedule, which
-/// would be at 0 one step after the last.
-double rate_of(const OptimSection& optim, int64_t steps, int64_t step);
+/// Returns the learning rate of a step, counted from 1: it rises to optim.lr during the warm-up and
+/// then follows the schedule, which reaches 0 one step after the last (except "constant").
+double lr_of(const OptimSection& optim, int64_t steps, int64_t step);
 
 }  // namespace sherd

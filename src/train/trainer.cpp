@@ -219,8 +219,8 @@ void Trainer::step(int64_t number, Checkpoints& checkpoints) {
       per_token ? 1 : static_cast<double>(world_.size()) / static_cast<double>(targets);
   StepMetrics metrics;
   metrics.step = number;
-  metrics.lr = rate_of(configuration_.optim, train.steps, number);
-  optimizer_.set_rate(metrics.lr);
+  metrics.lr = lr_of(configuration_.optim, train.steps, number);
+  optimizer_.set_lr(metrics.lr);
   std::vector<std::vector<int64_t>> samples_of;  // by micro-batch
   int64_t mine = 0;
   for (int64_t i = 0; i < data.micro_batches; ++i) {

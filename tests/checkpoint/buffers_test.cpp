@@ -53,7 +53,7 @@ class CheckpointBuffers : public ::testing::Test {
     return shard(NormedModel(normed));
   }
   NormedModel shard(NormedModel model) {
-    const ShardOptions options{.mesh = Mesh(world_, {{"dp", 1}})};
+    const UnitOptions options{.mesh = Mesh(world_, {{"dp", 1}})};
     fully_shard(model->block, options);
     fully_shard(model, options);
     return model;

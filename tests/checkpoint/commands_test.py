@@ -27,7 +27,7 @@ def train(place, out, steps, *more):
     (place / "empty.toml").write_text("")
     settings = {"data.text": given.STORY, "data.seq": given.SEQ, "data.batch": given.SAMPLES, "data.shuffle": "false",
                 "optim.lr": given.RATE, "optim.betas": list(given.BETAS), "optim.eps": given.EPS,
-                "optim.weight_decay": given.DECAY, "optim.clip": given.CLIP, "optim.schedule": "constant",
+                "optim.weight_decay": given.DECAY, "optim.max_norm": given.CLIP, "optim.schedule": "constant",
                 "train.steps": steps, "train.out": place / out, "device.kind": "cpu"}
     return sherd("train", place / "empty.toml", *(f"--set={k}={v}" for k, v in settings.items()), *more)
 

@@ -37,7 +37,7 @@ Counts counted(const std::function<void()>& action) {
   return {file_counts().opens - before.opens, file_counts().bytes_read - before.bytes};
 }
 
-ShardOptions over_all(const World& world) {
+UnitOptions over_all(const World& world) {
   return {.mesh = Mesh(world, {{"dp", world.size()}})};
 }
 

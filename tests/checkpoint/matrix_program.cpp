@@ -21,7 +21,7 @@ using sherd::testing::Subject;
 
 struct ShardingCase {
   std::string name;
-  ShardOptions options;
+  UnitOptions options;
 };
 
 std::vector<ShardingCase> ways(const World& world) {

@@ -45,14 +45,14 @@ SHERD_MODULE(SmallModel);
 
 /// A sharded model and its optimizer, with other values for another seed.
 struct Subject {
-  Subject(const World& world, const ShardOptions& options, uint64_t seed) : device(world.device()) {
+  Subject(const World& world, const UnitOptions& options, uint64_t seed) : device(world.device()) {
     at::manual_seed(seed);
     model = SmallModel();
     model->to(device);
     fully_shard(model->first, options);
     fully_shard(model->second, options);
     fully_shard(model, options);
-    optimizer.emplace(model, AdamWOptions{.rate = 0.05});
+    optimizer.emplace(model, AdamWOptions{.lr = 0.05});
   }
   /// All ranks have the same data, so that their number makes no difference.
   double step(int64_t number) {

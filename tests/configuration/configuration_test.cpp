@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "configuration/renamed_keys.h"
 #include "files/temporary_folder.h"
 
 namespace sherd {
@@ -54,7 +55,7 @@ TEST_F(ConfigurationTest, MissingKeysHaveTheirDefaults) {
   const auto all = read(kWhole);
   EXPECT_EQ(all.model.kind, "llama");
   EXPECT_EQ(all.optim.betas, (std::vector<double>{0.9, 0.95}));
-  EXPECT_FALSE(all.optim.clip.has_value());
+  EXPECT_FALSE(all.optim.max_norm.has_value());
 }
 
 TEST_F(ConfigurationTest, FilesToReadAreMeantFromTheFilesFolderAndOverridesFromHere) {
@@ -66,11 +67,11 @@ TEST_F(ConfigurationTest, FilesToReadAreMeantFromTheFilesFolderAndOverridesFromH
 TEST_F(ConfigurationTest, OverridesComeLastAndStringsNeedNoQuotes) {
   const auto all = read(
       std::string(kWhole) + "[optim]\nlr = 1\nschedule = \"linear\"",
-      {"optim.lr=2e-4", "optim.schedule=constant", "optim.betas=[0.8, 0.9]", "optim.clip=1"});
+      {"optim.lr=2e-4", "optim.schedule=constant", "optim.betas=[0.8, 0.9]", "optim.max_norm=1"});
   EXPECT_EQ(all.optim.lr, 2e-4);
   EXPECT_EQ(all.optim.schedule, "constant");
   EXPECT_EQ(all.optim.betas, (std::vector<double>{0.8, 0.9}));
-  EXPECT_EQ(all.optim.clip, 1);
+  EXPECT_EQ(all.optim.max_norm, 1);
 }
 
 TEST_F(ConfigurationTest, NonAsciiLettersAreAllowedInStringsAndComments) {
@@ -86,11 +87,11 @@ TEST_F(ConfigurationTest, NonAsciiLettersAreAllowedInStringsAndComments) {
 
 TEST_F(ConfigurationTest, TheDumpReadsBackAsTheSame) {
   const auto all = read(
-      std::string(kWhole) + "[optim]\nlr = 0.1\nclip = 0.3\n[precision]\nrecipe = \"bf16_o2\"",
+      std::string(kWhole) + "[optim]\nlr = 0.1\nmax_norm = 0.3\n[precision]\nrecipe = \"bf16_o2\"",
       {"train.out=a \"quoted\" name", "model.tie_embeddings=true"});
   const auto text = to_text(all);
   EXPECT_EQ(to_text(read(text)), text);
-  EXPECT_NE(text.find("clip = 0.3\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("max_norm = 0.3\n"), std::string::npos) << text;
 }
 
 TEST_F(ConfigurationTest, MisspeltKeysAreNamedWithTheNearestOne) {
@@ -100,14 +101,40 @@ TEST_F(ConfigurationTest, MisspeltKeysAreNamedWithTheNearestOne) {
   expect_problem(
       kWhole,
       "--set optim.rate=1:1: optim.rate = 1: there is no such key; there are name, lr, betas, eps, "
-      "weight_decay, decay, clip, schedule, warmup",
+      "weight_decay, weight_decay_on, max_norm, schedule, warmup",
       {"optim.rate=1"});
+}
+
+TEST_F(ConfigurationTest, ARenamedKeyIsRefusedWithItsNewName) {
+  expect_problem(
+      std::string(kWhole) + "[optim]\nclip = 0.3",
+      "run.toml:4: optim.clip is now optim.max_norm: write optim.max_norm = 0.3");
+  expect_problem(
+      std::string(kWhole) + "[optim]\ndecay = \"matrices\"",
+      "run.toml:4: optim.decay is now optim.weight_decay_on: write optim.weight_decay_on = "
+      "\"matrices\"");
+  expect_problem(
+      kWhole, "--set optim.clip=1:1: optim.clip is now optim.max_norm: write optim.max_norm = 1",
+      {"optim.clip=1"});
+}
+
+TEST_F(ConfigurationTest, EveryRenamedKeyIsReadFromTheFileOfAnEarlierRun) {
+  const std::string data = kWhole;
+  for (const auto& [section, before, now] : kRenamedKeys) {
+    const std::string value = before == "clip" ? "0.3" : "\"matrices\"";
+    const auto text = [&](std::string_view key) {
+      return data + "[" + std::string(section) + "]\n" + std::string(key) + " = " + value;
+    };
+    const auto old = read_earlier_configuration(file(text(before)));
+    EXPECT_EQ(to_text(old), to_text(read(text(now)))) << before;
+    EXPECT_NE(to_text(old), to_text(read(kWhole))) << before;
+  }
 }
 
 TEST_F(ConfigurationTest, EveryProblemHasItsLine) {
   const auto found = problems(
       "[model]\ndim = \"wide\"\nlayers = 0\nheads = 2.5\n[data]\ntext = \"a\"\nshuffle = 1\n"
-      "[optim]\nbetas = [0.9, 1.0]\nlr = -1\nclip = nan\nname = \"sgd\"\n[modle]\ndim = 3");
+      "[optim]\nbetas = [0.9, 1.0]\nlr = -1\nmax_norm = nan\nname = \"sgd\"\n[modle]\ndim = 3");
   const std::vector<std::string> expected{
       "run.toml:2: model.dim = \"wide\": it must be a whole number",
       "run.toml:3: model.layers = 0: it must be at least 1 and at most 65536",
@@ -116,7 +143,7 @@ TEST_F(ConfigurationTest, EveryProblemHasItsLine) {
       "run.toml:12: optim.name = \"sgd\": it must be one of \"adamw\"",
       "run.toml:10: optim.lr = -1: it must be at least 0",
       "run.toml:9: optim.betas = [0.9, 1]: it must be at least 0 and below 1",
-      "run.toml:11: optim.clip = nan: it must be above 0",
+      "run.toml:11: optim.max_norm = nan: it must be above 0",
       "run.toml:13: modle = {…}: there is no such key; did you mean model?"};
   EXPECT_EQ(found, expected);
 }
@@ -154,7 +181,7 @@ TEST_F(ConfigurationTest, WhatIsNoTomlIsRefusedWithItsLine) {
 TEST_F(ConfigurationTest, TheHelpHasEveryKeyWithItsMeaning) {
   const auto help = configuration_help();
   for (const char* word :
-       {"[model]", "rope_theta = 10000", "[precision]", "clip\n",
+       {"[model]", "rope_theta = 10000", "[precision]", "max_norm\n",
         "one of \"auto\", \"cpu\", \"cuda\""}) {
     EXPECT_NE(help.find(word), std::string::npos) << word;
   }

@@ -13,7 +13,7 @@ namespace sherd {
 namespace {
 
 constexpr std::array<int64_t, 7> kCounts{0, 1, 3, 1024, 1025, 20'000, 40'001};
-constexpr double kRate = 3e-3;
+constexpr double kLr = 3e-3;
 
 struct Mix {
   at::ScalarType weight = at::kFloat;
@@ -22,9 +22,9 @@ struct Mix {
   std::optional<at::ScalarType> model{};
 };
 
-at::Tensor fields_on(c10::Device device, double rate = kRate) {
+at::Tensor fields_on(c10::Device device, double lr = kLr) {
   auto fields = at::zeros({control::count}, at::kDouble);
-  fields[control::rate].fill_(rate);
+  fields[control::lr].fill_(lr);
   fields[control::tokens].fill_(1);
   fields[control::scale].fill_(1);
   return fields.to(device);
@@ -56,8 +56,8 @@ struct Shards {
         one.first = make(mix.state, false);
         one.second = make(mix.state, false);
         if (mix.model) one.model = make(*mix.model, false);
-        one.settings.decay = offset == 0 ? 0.1 : 0;
-        one.settings.rate_factor = offset == 0 ? 1 : 0.5;
+        one.settings.weight_decay = offset == 0 ? 0.1 : 0;
+        one.settings.lr_factor = offset == 0 ? 1 : 0.5;
         tensors.push_back(one);
       }
     }
@@ -78,11 +78,11 @@ TEST_P(AdamWTest, EqualsTorchsOverAHundredStepsOfTheSameGradients) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const auto& one : shards.tensors) {
     reference.push_back(one.weight.cpu().clone());
-    auto options = std::make_unique<torch::optim::AdamWOptions>(kRate * one.settings.rate_factor);
-    options->weight_decay(one.settings.decay);
+    auto options = std::make_unique<torch::optim::AdamWOptions>(kLr * one.settings.lr_factor);
+    options->weight_decay(one.settings.weight_decay);
     groups.emplace_back(std::vector<at::Tensor>{reference.back()}, std::move(options));
   }
-  torch::optim::AdamW torchs(groups, torch::optim::AdamWOptions(kRate));
+  torch::optim::AdamW torchs(groups, torch::optim::AdamWOptions(kLr));
   const auto fields = fields_on(device());
   auto sums = at::zeros({std::ssize(reference)}, at::TensorOptions(at::kDouble).device(device()));
   for (int step = 0; step < 100; ++step) {

@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
     const sherd::MetaDevice meta;
     model = sherd::make_llama(options);
   }
-  const sherd::ShardOptions shard{.mesh = sherd::Mesh(world, {{"dp", world.size()}})};
+  const sherd::UnitOptions shard{.mesh = sherd::Mesh(world, {{"dp", world.size()}})};
   for (const auto& unit : model->units()) sherd::fully_shard(unit, shard);
   sherd::fully_shard(std::shared_ptr<torch::nn::Module>(model), shard);
   sherd::initialise(*model, {.values = [&](const auto& name, auto shape) {

@@ -92,14 +92,14 @@ class Training {
       const MetaDevice meta;
       model_ = kind.make(base);
     }
-    const ShardOptions options{
+    const UnitOptions options{
         .mesh = Mesh(world, {{"dp", world.size()}}), .placement = Placement(strategy)};
     for (const auto& unit : model_->units()) fully_shard(unit, options);
     fully_shard(std::shared_ptr<torch::nn::Module>(model_), options);
     initialise(*model_, {.seed = 5, .values = [this](const auto& name, auto shape) {
                            return model_->initial_values(name, shape);
                          }});
-    optimizer_.emplace(*model_, AdamWOptions{.rate = 1e-2});
+    optimizer_.emplace(*model_, AdamWOptions{.lr = 1e-2});
   }
 
   /// Samples `first` to `last` of each step, one micro-batch each; the losses.

@@ -77,7 +77,7 @@ class ShardedTest : public OnDevice {
       const HeadOptions& head, const Precision& precision, Strategy strategy) const {
     const auto world = World::emulated({.rank = 0, .size = 1, .device = device()});
     const Mesh mesh(world, {{"dp", 1}});
-    ShardOptions options;
+    UnitOptions options;
     options.mesh = mesh;
     options.precision = precision;
     options.placement = Placement(strategy);

@@ -67,10 +67,10 @@ FlatModel make_model(uint64_t seed = 4) {
   return model;
 }
 
-FlatModel make_sharded(const ShardOptions& options) {
+FlatModel make_sharded(const UnitOptions& options, const RootOptions& root = {}) {
   auto model = make_model();
   for (auto& unit : model->units) fully_shard(unit, options);
-  fully_shard(model, options);
+  fully_shard(model, options, root);
   return model;
 }
 
@@ -93,13 +93,13 @@ void train_both(
 
 class AdamWRanks : public ::testing::TestWithParam<ShardingCase> {
  protected:
-  ShardOptions options() const { return options_for(GetParam()); }
+  UnitOptions options() const { return options_for(GetParam()); }
 };
 
 TEST_P(AdamWRanks, EqualsTorchsOverAHundredStepsOfTheSameGradients) {
   auto model = make_sharded(options());
   auto reference = make_model();
-  AdamW optimizer(model, {.rate = 2e-3, .decay = 0.1});
+  AdamW optimizer(model, {.lr = 2e-3, .weight_decay = 0.1});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
   train_both(model, optimizer, reference, torchs, 100);
@@ -110,7 +110,7 @@ TEST_P(AdamWRanks, EqualsTorchsOverAHundredStepsOfTheSameGradients) {
 TEST_P(AdamWRanks, AFrozenParameterStaysAndGoesOnFromThere) {
   auto model = make_sharded(options());
   auto reference = make_model();
-  AdamW optimizer(model, {.rate = 2e-3, .decay = 0.1});
+  AdamW optimizer(model, {.lr = 2e-3, .weight_decay = 0.1});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
   // Some from the start, some after a while, some of them smaller than the number of ranks.
@@ -139,7 +139,7 @@ TEST_P(AdamWRanks, AFrozenParameterStaysAndGoesOnFromThere) {
   expect_weights(full_parameters(model), *reference, 1e-6);
   expect_same_bits(moments_of("unit1."), moments);
   // Another optimizer goes on from there, as after a checkpoint.
-  AdamW resumed(model, {.rate = 2e-3, .decay = 0.1});
+  AdamW resumed(model, {.lr = 2e-3, .weight_decay = 0.1});
   for (size_t i = 0; i < optimizer.moments().size(); ++i) {
     resumed.moments()[i].first.copy_(optimizer.moments()[i].first);
     resumed.moments()[i].second.copy_(optimizer.moments()[i].second);
@@ -200,7 +200,7 @@ TEST_P(AdamWRanks, ARankMayHaveNoElementsAtAll) {
 TEST_P(AdamWRanks, ClipsByTheNormOfTheUnshardedModel) {
   auto model = make_sharded(options());
   auto reference = make_model();
-  AdamW optimizer(model, {.rate = 2e-3, .max_norm = 3});
+  AdamW optimizer(model, {.lr = 2e-3, .max_norm = 3});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.01));
   for (int64_t step = 0; step < 10; ++step) {
@@ -223,7 +223,7 @@ TEST_P(AdamWRanks, EqualsTorchsWhereverParametersMayBeCut) {
     add_granules(given, granules);
     auto model = make_sharded(given);
     auto reference = make_model();
-    AdamW optimizer(model, {.rate = 2e-3, .decay = 0.1, .max_norm = 3});
+    AdamW optimizer(model, {.lr = 2e-3, .weight_decay = 0.1, .max_norm = 3});
     torch::optim::AdamW torchs(
         reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
     for (int64_t step = 0; step < 4; ++step) {
@@ -243,7 +243,7 @@ TEST_P(AdamWRanks, EqualsTorchsWhereverParametersMayBeCut) {
 
 TEST_P(AdamWRanks, EmptyLocalShardsDoNotCorruptTheirNeighbours) {
   auto model = make_sharded(options());
-  AdamW optimizer(model, {.rate = 0, .decay = 0});
+  AdamW optimizer(model, {.lr = 0, .weight_decay = 0});
   const auto before = full_parameters(model);
   int64_t empty = 0;
   for (const auto& [name, piece] : named_parameters(model)) empty += piece.numel() == 0;
@@ -252,7 +252,7 @@ TEST_P(AdamWRanks, EmptyLocalShardsDoNotCorruptTheirNeighbours) {
     EXPECT_GT(empty, 0);
   }
   model(1).backward();
-  optimizer.step();  // a rate of 0 changes nothing, wherever a shard begins and ends
+  optimizer.step();  // an lr of 0 changes nothing, wherever a shard begins and ends
   const auto after = full_parameters(model);
   for (size_t i = 0; i < before.size(); ++i) {
     EXPECT_TRUE(torch::equal(before[i].second, after[i].second)) << before[i].first;
@@ -279,12 +279,12 @@ TEST_P(AdamWRanks, RulesByNameReachTheirParametersAlone) {
   auto model = make_sharded(options());
   auto reference = make_model();
   AdamW optimizer(
-      model, {.rate = 1e-2,
-              .decay = 0.1,
+      model, {.lr = 1e-2,
+              .weight_decay = 0.1,
               .rules = {
-                  {.match = "*.weight1", .rate_factor = 0.5, .decay = 0},
-                  {.match = "unit2.*", .beta1 = 0.5, .beta2 = 0.9, .epsilon = 1e-4},
-                  {.match = "scale", .rate_factor = 0}}});
+                  {.match = "*.weight1", .lr_factor = 0.5, .weight_decay = 0},
+                  {.match = "unit2.*", .beta1 = 0.5, .beta2 = 0.9, .eps = 1e-4},
+                  {.match = "scale", .lr_factor = 0}}});
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const auto& item : reference->named_parameters()) {
     const bool second = item.key().ends_with(".weight1"), last = item.key().starts_with("unit2.");
@@ -304,24 +304,22 @@ TEST_P(AdamWRanks, RulesByNameReachTheirParametersAlone) {
 TEST_P(AdamWRanks, TheRateMayChangeBetweenSteps) {
   auto model = make_sharded(options());
   auto reference = make_model();
-  AdamW optimizer(model, {.rate = 0.5});
+  AdamW optimizer(model, {.lr = 0.5});
   torch::optim::AdamW torchs(reference->parameters(), torch::optim::AdamWOptions(0.5));
   for (int64_t step = 0; step < 10; ++step) {
-    const double rate = 1e-3 * static_cast<double>(step + 1);
-    optimizer.set_rate(rate);
-    torchs.param_groups()[0].options().set_lr(rate);
+    const double lr = 1e-3 * static_cast<double>(step + 1);
+    optimizer.set_lr(lr);
+    torchs.param_groups()[0].options().set_lr(lr);
     train_both(model, optimizer, reference, torchs, 1, step);
   }
-  EXPECT_DOUBLE_EQ(optimizer.rate(), 1e-2);
+  EXPECT_DOUBLE_EQ(optimizer.lr(), 1e-2);
   expect_weights(full_parameters(model), *reference, 1e-6);
 }
 
 TEST_P(AdamWRanks, ALossPerTokenIsDividedByAllTokens) {
-  auto given = options();
-  given.loss = Loss::per_token;
-  auto model = make_sharded(given);
+  auto model = make_sharded(options(), {.loss = Loss::per_token});
   auto reference = make_model();
-  AdamW optimizer(model, {.rate = 1e-2, .max_norm = 1});
+  AdamW optimizer(model, {.lr = 1e-2, .max_norm = 1});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.01));
   const int64_t ranks = test_world().size(), rank = test_world().rank();
@@ -366,7 +364,7 @@ TEST_P(AdamWRanks, AGradientThatIsNotFiniteIsNamedAndChangesNothing) {
 TEST_P(AdamWRanks, AScaledLossGivesTheSameUpdatesAndSkipsWhatOverflows) {
   auto model = make_sharded(options());
   auto reference = make_model();
-  AdamW optimizer(model, {.rate = 1e-2, .scaling = LossScaling{.initial = 1024, .interval = 3}});
+  AdamW optimizer(model, {.lr = 1e-2, .scaling = LossScaling{.initial = 1024, .interval = 3}});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.01));
   for (int64_t step = 0; step < 7; ++step) {
@@ -390,7 +388,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, AdamWRanks, ::testing::ValuesIn(all_ways()), [](c
 TEST(AdamWErrors, OptionsOutOfRangeNameTheKeyAndTheValue) {
   auto model = make_sharded({.mesh = mesh_for({})});
   program(model);  // from now on its units are its own
-  expect_error({"[optim] AdamW: rate is -1"}, [&] { AdamW(model, {.rate = -1}); });
+  expect_error({"[optim] AdamW: lr is -1"}, [&] { AdamW(model, {.lr = -1}); });
   expect_error({"beta1 is 1;"}, [&] { AdamW(model, {.beta1 = 1}); });
   expect_error({"beta2 is -0.5;"}, [&] { AdamW(model, {.beta2 = -0.5}); });
   expect_error({"max_norm is -2;"}, [&] { AdamW(model, {.max_norm = -2}); });

@@ -91,13 +91,13 @@ class CudaTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(CudaTest, NoStepWaitsForTheDevice) {
   for (const bool scaled : {false, true}) {
-    AdamWOptions options{.rate = 1e-3, .max_norm = 0.1};
+    AdamWOptions options{.lr = 1e-3, .max_norm = 0.1};
     if (scaled) options.scaling = LossScaling{.initial = 8};
     Trained trained(Chain(4), GetParam(), options);
     const auto input = chain_input(test_world().rank(), 0).to(test_world().device());
     const auto step = [&] {
       trained.optimizer->scale(trained.model(input)).backward();
-      trained.optimizer->set_rate(2e-3);
+      trained.optimizer->set_lr(2e-3);
       trained.optimizer->step();
     };
     for (int i = 0; i < 3; ++i) step();
@@ -110,7 +110,7 @@ TEST_P(CudaTest, NoStepWaitsForTheDevice) {
 }
 
 TEST_P(CudaTest, AStepIsCapturedInAGraphWhoseRateChangesBetweenReplays) {
-  const AdamWOptions options{.rate = 1e-3, .decay = 0.1, .max_norm = 0.5};
+  const AdamWOptions options{.lr = 1e-3, .weight_decay = 0.1, .max_norm = 0.5};
   Trained captured(level(), GetParam(), options);
   Trained plain(level(), GetParam(), options);
   captured.model().backward();
@@ -124,18 +124,18 @@ TEST_P(CudaTest, AStepIsCapturedInAGraphWhoseRateChangesBetweenReplays) {
     captured.optimizer->step();
     graph.capture_end();
   }
-  for (const double rate : {1e-3, 5e-4, 2e-3}) {
+  for (const double lr : {1e-3, 5e-4, 2e-3}) {
     const c10::cuda::CUDAStreamGuard guard(side);
-    captured.optimizer->set_rate(rate);
+    captured.optimizer->set_lr(lr);
     graph.replay();
     plain.model().backward();
-    plain.optimizer->set_rate(rate);
+    plain.optimizer->set_lr(lr);
     plain.optimizer->step();
     cudaDeviceSynchronize();
     const auto replayed = parameters(captured.model);
     const auto stepped = parameters(plain.model);
     for (size_t i = 0; i < stepped.size(); ++i) {
-      EXPECT_TRUE(at::equal(replayed[i], stepped[i])) << "rate " << rate << ", tensor " << i;
+      EXPECT_TRUE(at::equal(replayed[i], stepped[i])) << "lr " << lr << ", tensor " << i;
     }
   }
   EXPECT_EQ(captured.optimizer->updates(), 3);

@@ -12,7 +12,7 @@ namespace sherd::testing {
 namespace {
 
 constexpr int64_t kSteps = 10;
-constexpr double kRate = 3e-3;
+constexpr double kLr = 3e-3;
 
 struct Recipe {
   std::string name;
@@ -59,7 +59,7 @@ NamedTensors train_sharded(
   options.precision = recipe.precision;
   Twin::shard_in_order(model, options);
   micro_batches(model, micro);
-  AdamW optimizer(model, {.rate = kRate, .max_norm = 10, .scaling = scaling(recipe)});
+  AdamW optimizer(model, {.lr = kLr, .max_norm = 10, .scaling = scaling(recipe)});
   for (int64_t step = 0; step < kSteps; ++step) {
     for (int64_t batch = 0; batch < micro; ++batch) {
       auto loss = model(chain_input(test_world().rank(), step, batch));
@@ -89,7 +89,7 @@ class Unsharded {
   NamedTensors train(int64_t micro) {
     std::vector<at::Tensor> wide;  // AdamW works in fp32, whatever the main weight's dtype
     for (const auto& one : main_) wide.push_back(one.to(torch::kFloat, false, /*copy=*/true));
-    torch::optim::AdamW optimizer(wide, torch::optim::AdamWOptions(kRate).weight_decay(0.01));
+    torch::optim::AdamW optimizer(wide, torch::optim::AdamWOptions(kLr).weight_decay(0.01));
     const double scale = recipe_.scaled ? 256 : 1;
     for (int64_t step = 0; step < kSteps; ++step) {
       auto gradients = step_gradients(step, micro, scale);
@@ -226,7 +226,7 @@ TEST_P(PrecisionTest, StrategiesThatReduceAlikeAreBitEqual) {
 TEST_P(PrecisionTest, EveryRoleHasItsDtypeAndTheMainWeightKeepsEveryDigit) {
   auto plain = make_chain();
   auto model = make_chain();
-  ShardOptions options{.mesh = mesh_for({})};
+  UnitOptions options{.mesh = mesh_for({})};
   options.precision = GetParam().precision;
   Twin::shard_in_order(model, options);
   const auto expected = resolve(GetParam().precision, torch::kFloat, true);
@@ -278,7 +278,7 @@ TEST(PrecisionRules, DtypesThatAreNotSetFollowTheOthers) {
 
 TEST(PrecisionRules, SomeParametersMayHaveAnotherPrecision) {
   auto model = make_chain();
-  ShardOptions options{.mesh = mesh_for({})};
+  UnitOptions options{.mesh = mesh_for({})};
   options.precision = Precision::recipe("bf16_o2");
   options.rules = {{.match = "spare", .precision = Precision::recipe("fp32")}};
   Twin::shard_in_order(model, options);
@@ -292,7 +292,7 @@ TEST(PrecisionRules, SomeParametersMayHaveAnotherPrecision) {
 
 TEST(PrecisionRules, ADtypeThatCantBeTrainedIsRefusedWithItsRole) {
   auto model = make_chain();
-  ShardOptions options{.mesh = mesh_for({})};
+  UnitOptions options{.mesh = mesh_for({})};
   options.precision.reduce = torch::kInt;
   expect_error({"[shard] parameter 'spare' is trainable", "reduce dtype is Int"}, [&] {
     fully_shard(model->links[0], options);
@@ -301,7 +301,7 @@ TEST(PrecisionRules, ADtypeThatCantBeTrainedIsRefusedWithItsRole) {
 
 TEST(PrecisionRules, TheAutocastOfAUnitEndsWithItAlsoWhenItThrows) {
   auto model = make_chain();
-  ShardOptions options{.mesh = mesh_for({})};
+  UnitOptions options{.mesh = mesh_for({})};
   options.precision = Precision::recipe("bf16_o1");
   Twin::shard_in_order(model, options);
   const auto device = test_world().device().type();

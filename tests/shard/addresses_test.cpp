@@ -153,11 +153,12 @@ std::vector<ShardingCase> gathering_ways() {
 
 /// A transformer of six equal blocks, its data and its optimizer.
 struct Tower {
-  explicit Tower(const ShardOptions& options, int64_t count = 1) {
+  explicit Tower(
+      const UnitOptions& options, int64_t count = 1, const RootOptions& root = RootOptions()) {
     torch::manual_seed(3);
     model = Transformer(ModelOptions{}, /*layers=*/6);
     to_device(*model);
-    shard_stack(model, options);
+    shard_stack(model, options, root);
     micro_batches(model, count);
     optimizer = make_optimizer(Optimizer::sgd, sherd::parameters(model));
   }
@@ -189,9 +190,8 @@ TEST_P(AddressesTest, ValidationBetweenStepsKeepsEveryAddress) {
     for (const bool keep_gathered : {false, true}) {
       SCOPED_TRACE(c10::str("depth ", depth, keep_gathered ? ", kept gathered" : ""));
       auto options = options_for(GetParam());
-      options.prefetch_depth = depth;
       options.keep_gathered = keep_gathered;
-      Tower tower(options);
+      Tower tower(options, 1, {.prefetch_depth = depth});
       Sightings sightings(*tower.model);
       train_and_validate(tower, sightings);
       sightings.expect_one_address();
@@ -415,12 +415,11 @@ std::shared_ptr<LanguageModel> make_sharded_hybrid(int64_t depth) {
   }
   auto options = options_for({"", Placement(Strategy::optim_grads_params)});
   options.precision = Precision::recipe("bf16_o2");
-  options.prefetch_depth = depth;
   for (const char* match : {"*norm.weight", "*decay_log", "*step_bias", "*router"}) {
     options.rules.push_back({.match = match, .precision = Precision::recipe("fp32")});
   }
   for (const auto& unit : model->units()) fully_shard(unit, options);
-  fully_shard(std::shared_ptr<torch::nn::Module>(model), options);
+  fully_shard(std::shared_ptr<torch::nn::Module>(model), options, {.prefetch_depth = depth});
   initialise(*model, {.seed = 5, .values = [&](const std::string& name, at::IntArrayRef shape) {
                         return model->initial_values(name, shape);
                       }});

@@ -25,13 +25,13 @@ FaultyModel make_model(int64_t dim_of_last = 3) {
   return model;
 }
 
-ShardOptions flat_options() {
+UnitOptions flat_options() {
   return {.mesh = mesh_for({})};
 }
 
-void shard(FaultyModel& model, const ShardOptions& options) {
+void shard(FaultyModel& model, const UnitOptions& options, const RootOptions& root = {}) {
   for (auto& block : model->blocks) fully_shard(block, options);
-  fully_shard(model, options);
+  fully_shard(model, options, root);
 }
 
 at::Tensor loss_of(FaultyModel& model) {
@@ -100,17 +100,13 @@ TEST(AgreementTest, DifferentUnitsNameBoth) {
 
 TEST(AgreementTest, DifferentPrefetchDepthsNameBothNumbers) {
   auto model = make_model();
-  auto options = flat_options();
-  options.prefetch_depth = odd_one() ? 0 : 2;
-  shard(model, options);
+  shard(model, flat_options(), {.prefetch_depth = odd_one() ? 0 : 2});
   expect_disagreement({"prefetch depth: 0", "prefetch depth: 2"}, [&] { loss_of(model); });
 }
 
 TEST(AgreementTest, DifferentLossesNameBoth) {
   auto model = make_model();
-  auto options = flat_options();
-  options.loss = odd_one() ? Loss::sum : Loss::per_token;
-  shard(model, options);
+  shard(model, flat_options(), {.loss = odd_one() ? Loss::sum : Loss::per_token});
   expect_disagreement({"loss: sum", "loss: per token"}, [&] { loss_of(model); });
 }
 

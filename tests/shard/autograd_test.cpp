@@ -203,10 +203,10 @@ TEST(TrapsTest, InferenceLeavesNothingThatTrainingCannotUse) {
         Chain model;
         to_device(*model);
         auto options = options_for(way);
-        options.memory = memory;
         options.keep_gathered = true;
         options.precision = Precision::recipe("bf16_o2");
-        Twin::shard_in_order(model, options);
+        for (auto& link : model->links) fully_shard(link, options);
+        fully_shard(model, options, {.memory = memory});
         return model;
       };
       const auto backwards = [](ChainImpl& chain, const at::Tensor& x) {

@@ -10,7 +10,7 @@ namespace {
 
 class BehaviourTest : public ::testing::TestWithParam<ShardingCase> {
  protected:
-  ShardOptions options() const { return options_for(GetParam()); }
+  UnitOptions options() const { return options_for(GetParam()); }
 };
 
 /// Of one training pass that changes nothing.
@@ -153,7 +153,7 @@ TEST_P(BehaviourTest, ARankWithoutDataRunsAnIdlePass) {
 }
 
 TEST_P(BehaviourTest, TheVeryFirstPassOfARankMayBeIdle) {
-  Twin twin(options(), 4, [](Chain& model, const ShardOptions& given) {
+  Twin twin(options(), 4, [](Chain& model, const UnitOptions& given) {
     for (const size_t i : {2u, 0u, 3u, 1u}) fully_shard(model->links[i], given);
     fully_shard(model, given);
   });
@@ -174,7 +174,7 @@ TEST_P(BehaviourTest, TheVeryFirstPassOfARankMayBeIdle) {
 }
 
 TEST_P(BehaviourTest, UnitsMayRunInAnotherOrderThanTheyWereSharded) {
-  Twin twin(options(), 4, [](Chain& model, const ShardOptions& given) {
+  Twin twin(options(), 4, [](Chain& model, const UnitOptions& given) {
     for (const size_t i : {2u, 0u, 3u, 1u}) fully_shard(model->links[i], given);
     fully_shard(model, given);
   });
@@ -318,9 +318,7 @@ TEST_P(BehaviourTest, AUnitSkippedWithinARecomputeOfTheFirstPass) {
 }
 
 TEST_P(BehaviourTest, ASumOfLossesIsNotDivided) {
-  auto given = options();
-  given.loss = Loss::sum;
-  Twin twin(given);
+  Twin twin(options(), {.loss = Loss::sum});
   twin.expect_same([&](Chain& model, int64_t rank, int64_t step) {
     // The reference is divided by the ranks afterwards.
     const bool sharded = model.get() == twin.model.get();
@@ -351,8 +349,7 @@ TEST_P(BehaviourTest, GatheredParametersCanBeReadUntilTheNextPass) {
 }
 
 TEST_P(BehaviourTest, AUnitMayPrefetchOthersInItsBackward) {
-  auto given = options();
-  Twin twin(given, 4, [](Chain& model, const ShardOptions& all) {
+  Twin twin(options(), 4, [](Chain& model, const UnitOptions& all) {
     for (size_t i = 0; i < model->links.size(); ++i) {
       auto own = all;
       if (i == 3) own.backward_prefetch = {model->links[1].ptr(), model->links[2].ptr()};

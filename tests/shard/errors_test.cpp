@@ -31,14 +31,14 @@ void expect_trains(Perceptron& model) {
   EXPECT_LT(loss_of(model).item<float>(), loss.item<float>());
 }
 
-void shard_all(Perceptron& model, const ShardOptions& options) {
+void shard_all(Perceptron& model, const UnitOptions& options, const RootOptions& root = {}) {
   for (auto& block : model->blocks) fully_shard(block, options);
-  fully_shard(model, options);
+  fully_shard(model, options, root);
 }
 
 TEST(ErrorsTest, ShardingAModuleTwiceNamesIt) {
   auto model = small_model();
-  const ShardOptions options{.mesh = flat_mesh()};
+  const UnitOptions options{.mesh = flat_mesh()};
   shard_all(model, options);
   expect_error(
       {"[shard]", "'Perceptron' is sharded already", "once"}, [&] { fully_shard(model, options); });
@@ -49,7 +49,7 @@ TEST(ErrorsTest, ShardingAModuleTwiceNamesIt) {
 
 TEST(ErrorsTest, ShardingAnInnerModuleAfterTheOuterOneSaysToShardItFirst) {
   auto model = small_model();
-  const ShardOptions options{.mesh = flat_mesh()};
+  const UnitOptions options{.mesh = flat_mesh()};
   fully_shard(model, options);
   expect_error({"[shard]", "'Perceptron'", "'up.weight'", "shard inner modules first"}, [&] {
     fully_shard(model->blocks[1], options);
@@ -66,7 +66,7 @@ SHERD_MODULE(Nothing);
 TEST(ErrorsTest, ShardingAnInnerModuleWithoutParametersAfterTheOuterOneIsFoundAtTheFirstCall) {
   auto model = small_model();
   auto inner = model->register_module("inner", Nothing());
-  const ShardOptions options{.mesh = flat_mesh()};
+  const UnitOptions options{.mesh = flat_mesh()};
   fully_shard(model, options);
   fully_shard(inner, options);
   expect_error({"'inner'", "'Perceptron'", "shard inner modules first"}, [&] { loss_of(model); });
@@ -74,22 +74,59 @@ TEST(ErrorsTest, ShardingAnInnerModuleWithoutParametersAfterTheOuterOneIsFoundAt
 
 TEST(ErrorsTest, ANegativePrefetchDepthIsRefusedWithItsValue) {
   auto model = small_model();
-  ShardOptions options{.mesh = flat_mesh()};
-  options.prefetch_depth = -2;
-  expect_error({"[shard]", "'Perceptron'", "prefetch_depth is -2", "from 0"}, [&] {
-    fully_shard(model, options);
+  const UnitOptions options{.mesh = flat_mesh()};
+  expect_error({"[shard]", "'Perceptron'", "prefetch_depth is -2", "0 or more"}, [&] {
+    fully_shard(model, options, {.prefetch_depth = -2});
   });
-  options.prefetch_depth = 0;
-  shard_all(model, options);
+  shard_all(model, options, {.prefetch_depth = 0});
   expect_trains(model);
+}
+
+TEST(ErrorsTest, RootOptionsOfAnInnerUnitAreRefusedAtTheFirstUseWithTheirNames) {
+  const UnitOptions options{.mesh = flat_mesh()};
+  const std::vector<std::pair<RootOptions, std::string>> cases{
+      {{.prefetch_depth = 2}, "root options (prefetch_depth)"},
+      {{.loss = Loss::sum, .budget = 1 << 30}, "root options (loss, budget)"},
+      {{.memory = MemoryKind::eager, .symmetric = true}, "root options (memory, symmetric)"},
+      {{}, "root options, but"}};  // given, though every one has its default
+  for (const auto& [root, words] : cases) {
+    auto model = small_model();
+    for (size_t i = 0; i < model->blocks.size(); ++i) {
+      if (i == 1) {
+        fully_shard(model->blocks[i], options, root);
+      } else {
+        fully_shard(model->blocks[i], options);
+      }
+    }
+    fully_shard(model, options, {.prefetch_depth = 0});
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      expect_error(
+          {"[shard]", "unit 'block1' has " + words, "inside 'Perceptron'",
+           "give them to fully_shard of 'Perceptron' only"},
+          [&] { loss_of(model); });
+    }
+  }
+}
+
+/// A model that was a root with options of its own, and is then made a part of another.
+TEST(ErrorsTest, RootOptionsOfAModelThatBecomesPartOfAnotherAreRefused) {
+  auto model = small_model();
+  const UnitOptions options{.mesh = flat_mesh()};
+  shard_all(model, options, {.prefetch_depth = 2});
+  expect_trains(model);
+  torch::nn::Sequential around(model);
+  fully_shard(std::shared_ptr<torch::nn::Module>(around.ptr()), options);
+  expect_error({"[shard]", "unit '0' has root options (prefetch_depth)", "'Sequential'"}, [&] {
+    program(*around);
+  });
 }
 
 TEST(ErrorsTest, AMeshWithoutTheDataAxisIsRefusedWithTheAxis) {
   auto model = small_model();
-  const ShardOptions options{.mesh = Mesh(test_world(), {{"tp", test_world().size()}})};
+  const UnitOptions options{.mesh = Mesh(test_world(), {{"tp", test_world().size()}})};
   expect_error(
       {"[shard]", "'Perceptron'", "'dp'", "options.axes"}, [&] { fully_shard(model, options); });
-  ShardOptions named{.mesh = flat_mesh()};
+  UnitOptions named{.mesh = flat_mesh()};
   named.axes = DataAxes{"dp", "pods"};
   expect_error({"[shard]", "'pods'", "options.axes"}, [&] { fully_shard(model, named); });
   shard_all(model, {.mesh = flat_mesh()});
@@ -99,13 +136,13 @@ TEST(ErrorsTest, AMeshWithoutTheDataAxisIsRefusedWithTheAxis) {
 TEST(ErrorsTest, AMeshWithAnAxisOfUnknownUseIsRefusedWithTheAxis) {
   const int64_t ranks = test_world().size();
   auto model = small_model();
-  const ShardOptions options{.mesh = shared_mesh({{"dp", 1}, {"tp", ranks}})};
+  const UnitOptions options{.mesh = shared_mesh({{"dp", 1}, {"tp", ranks}})};
   if (ranks > 1) {
     expect_error(
         {"[shard]", "'in.weight'", "'tp'", c10::str(ranks, " ranks"), "'ep'", "options.axes"},
         [&] { fully_shard(model, options); });
     // A rule's mesh, too.
-    ShardOptions rule{.mesh = flat_mesh()};
+    UnitOptions rule{.mesh = flat_mesh()};
     rule.rules = {{.match = "out.*", .mesh = options.mesh}};
     expect_error({"[shard]", "'out.weight'", "'tp'"}, [&] { fully_shard(model, rule); });
     shard_all(model, {.mesh = flat_mesh()});
@@ -118,8 +155,7 @@ TEST(ErrorsTest, AMeshWithAnAxisOfUnknownUseIsRefusedWithTheAxis) {
 TEST(ErrorsTest, ShardingOverAnOuterAxisThatIsNotThereNamesTheParameter) {
   using enum Strategy;
   auto model = small_model();
-  const ShardOptions options{
-      .mesh = flat_mesh(), .placement = Placement(optim_grads_params, optim)};
+  const UnitOptions options{.mesh = flat_mesh(), .placement = Placement(optim_grads_params, optim)};
   expect_error(
       {"[shard]", "'in.weight'", "dp_outer", "options.axes"}, [&] { fully_shard(model, options); });
   shard_all(model, {.mesh = flat_mesh()});
@@ -130,7 +166,7 @@ TEST(ErrorsTest, ShardingOverAnOuterAxisThatIsNotThereNamesTheParameter) {
 TEST(ErrorsTest, ARuleWithAMeshThatLacksTheAxisNamesItAndLeavesTheModuleAsItWas) {
   auto model = small_model();
   const auto before = model->out->bias.detach().clone();
-  ShardOptions options{.mesh = flat_mesh()};
+  UnitOptions options{.mesh = flat_mesh()};
   options.rules = {
       {.match = "out.bias", .mesh = Mesh(test_world(), {{"tp", test_world().size()}})}};
   expect_error({"out.bias", "'dp'"}, [&] { fully_shard(model, options); });
@@ -145,13 +181,11 @@ TEST(ErrorsTest, ABudgetBelowThePeakIsRefusedWithBothNumbers) {
   shard_all(roomy, {.mesh = flat_mesh()});
   const int64_t peak = program(roomy).bytes().peak();
   auto exact = small_model();
-  ShardOptions options{.mesh = flat_mesh()};
-  options.budget = peak;
-  shard_all(exact, options);
+  const UnitOptions options{.mesh = flat_mesh()};
+  shard_all(exact, options, {.budget = peak});
   expect_trains(exact);
   auto tight = small_model();
-  options.budget = peak - 1;
-  shard_all(tight, options);
+  shard_all(tight, options, {.budget = peak - 1});
   for (int attempt = 0; attempt < 2; ++attempt) {
     expect_error(
         {std::to_string(peak), std::to_string(peak - 1), "budget"}, [&] { loss_of(tight); });
@@ -163,11 +197,10 @@ TEST(ErrorsTest, ABudgetThatTheOrderOfTheFirstPassExceedsIsRefusedWithBothNumber
   const auto sharded = [](int64_t budget) {
     FaultyModel model(FaultyModelImpl::Recompute::around_blocks);
     to_device(*model);
-    ShardOptions options{.mesh = flat_mesh()};
-    options.budget = budget;
-    options.prefetch_depth = 0;  // else what is gathered ahead takes as much
+    const UnitOptions options{.mesh = flat_mesh()};
     for (auto& block : model->blocks) fully_shard(block, options);
-    fully_shard(model, options);
+    // Without prefetching: else what is gathered ahead takes as much.
+    fully_shard(model, options, {.prefetch_depth = 0, .budget = budget});
     return model;
   };
   const auto loss = [](FaultyModel& model) {
@@ -187,7 +220,7 @@ TEST(ErrorsTest, ABudgetThatTheOrderOfTheFirstPassExceedsIsRefusedWithBothNumber
 TEST(ErrorsTest, PrefetchingForAUnitThatContainsOthersIsRefused) {
   FaultyModel model;
   to_device(*model);
-  const ShardOptions options{.mesh = mesh_for({})};
+  const UnitOptions options{.mesh = mesh_for({})};
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, {.mesh = mesh_for({}), .prefetch = {model->blocks[0].ptr()}});
   expect_error(
@@ -196,7 +229,7 @@ TEST(ErrorsTest, PrefetchingForAUnitThatContainsOthersIsRefused) {
 
 TEST(ErrorsTest, PrefetchingAModuleThatIsNoUnitNamesTheUnitThatAsksForIt) {
   auto model = small_model();
-  ShardOptions options{.mesh = flat_mesh()};
+  UnitOptions options{.mesh = flat_mesh()};
   options.prefetch = {model->in.ptr()};
   fully_shard(model->blocks[0], options);
   fully_shard(model, {.mesh = flat_mesh()});
@@ -237,7 +270,7 @@ TEST(ErrorsTest, AUnitCalledThroughTorchsHolderIsAnErrorWhateverIsSharded) {
     SCOPED_TRACE(way.name);
     WithTorchHolder model;
     to_device(*model);
-    const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
+    const UnitOptions options{.mesh = mesh_for(way), .placement = way.placement};
     fully_shard(model->linear, options);
     fully_shard(model, options);
     expect_error({"[shard]", "'linear'", "sherd::call"}, [&] {

@@ -36,7 +36,7 @@ struct Training {
 Training make_training() {
   torch::manual_seed(5);
   FaultyModel model;
-  const ShardOptions options{.mesh = Mesh(test_world(), {{"dp", test_world().size()}})};
+  const UnitOptions options{.mesh = Mesh(test_world(), {{"dp", test_world().size()}})};
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
   return {model, make_optimizer(Optimizer::sgd, parameters(model))};

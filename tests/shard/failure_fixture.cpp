@@ -57,11 +57,10 @@ FailureFixture::FailureFixture(const Options& options)
     *each = FaultyModel(options.recompute);
     to_device(**each);
   }
-  ShardOptions shard{.mesh = mesh_for(options.way), .placement = options.way.placement};
-  shard.loss = options.loss;
+  const UnitOptions shard{.mesh = mesh_for(options.way), .placement = options.way.placement};
   for (auto* each : {&model, &twin}) {
     for (auto& block : (*each)->blocks) fully_shard(block, shard);
-    fully_shard(*each, shard);
+    fully_shard(*each, shard, {.loss = options.loss});
     micro_batches(*each, options.micro_batches);
   }
   optimizer = make_optimizer(options.optimizer, parameters(model));

@@ -95,7 +95,7 @@ at::Tensor six(int64_t rank, int64_t step) {
 
 TEST(FormsTest, OutputsMayBeTuplesVectorsOptionalsAndStructs) {
   auto [model, reference] = two_alike<FormsModel>();
-  const ShardOptions options{.mesh = mesh_for({})};
+  const UnitOptions options{.mesh = mesh_for({})};
   fully_shard(model->unit, options);
   fully_shard(model, options);
   expect_same_training(model, reference, six);
@@ -112,7 +112,7 @@ SHERD_MODULE(Stacked);
 
 TEST(FormsTest, UnitsInsideASequentialAreCalledThroughTheirBoundary) {
   auto [model, reference] = two_alike<Stacked>();
-  const ShardOptions options{.mesh = mesh_for({})};
+  const UnitOptions options{.mesh = mesh_for({})};
   fully_shard(model->layers[0], options);
   fully_shard(model->layers[2], options);
   fully_shard(model, options);
@@ -197,7 +197,7 @@ SHERD_MODULE(Tied);
 TEST(FormsTest, AParameterOfTwoUnitsBelongsToTheUnitAroundBoth) {
   auto [model, reference] = two_alike<Tied>();
   model->b->weight = model->b->named_parameters()["tied"];
-  const ShardOptions options{.mesh = mesh_for({})};
+  const UnitOptions options{.mesh = mesh_for({})};
   for (const auto& module : {model->a.ptr(), model->b.ptr()}) {
     fully_shard(std::shared_ptr<torch::nn::Module>(module), options);
   }

@@ -32,7 +32,7 @@ inline const std::vector<GranuleCase>& all_granules() {
   return all;
 }
 
-inline void add_granules(ShardOptions& options, const GranuleCase& granules) {
+inline void add_granules(UnitOptions& options, const GranuleCase& granules) {
   options.rules.insert(options.rules.end(), granules.rules.begin(), granules.rules.end());
 }
 

@@ -83,7 +83,7 @@ Born make_on_meta(int64_t dim = 6) {
   return Born(dim);
 }
 
-Born make_sharded(const ShardOptions& options, const InitialiseOptions& initial = {}) {
+Born make_sharded(const UnitOptions& options, const InitialiseOptions& initial = {}) {
   auto model = make_on_meta();
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
@@ -94,7 +94,7 @@ Born make_sharded(const ShardOptions& options, const InitialiseOptions& initial 
 /// What one rank alone has, unsharded.
 NamedTensors made_alone(const InitialiseOptions& initial, const Precision& precision = {}) {
   const auto world = World::emulated({.rank = 0, .size = 1, .device = test_world().device()});
-  const ShardOptions options{
+  const UnitOptions options{
       .mesh = Mesh(world, {{"dp", 1}}),
       .placement = Placement(Strategy::no_shard),
       .precision = precision};
@@ -129,7 +129,7 @@ at::Tensor tokens_of(int64_t rank) {
 
 class InitialiseTest : public ::testing::TestWithParam<ShardingCase> {
  protected:
-  ShardOptions options() const {
+  UnitOptions options() const {
     return {.mesh = mesh_for(GetParam()), .placement = GetParam().placement};
   }
 };
@@ -211,7 +211,7 @@ TEST_P(InitialiseTest, AModelBuiltWithoutMemoryTrainsLikeOneBuiltWithIt) {
       at::Tensor(parameter).copy_(tensor_called(all, name));
     }
   }
-  AdamW optimizer(model, {.rate = 1e-2});
+  AdamW optimizer(model, {.lr = 1e-2});
   torch::optim::AdamW torchs(
       [&] {
         std::vector<at::Tensor> result;
@@ -236,10 +236,10 @@ TEST_P(InitialiseTest, TheProgramAndTheOptimizerMayBeThereBeforeTheValues) {
   auto model = make_on_meta();
   for (auto& block : model->blocks) fully_shard(block, options());
   fully_shard(model, options());
-  AdamW optimizer(model, {.rate = 1e-2});
+  AdamW optimizer(model, {.lr = 1e-2});
   initialise(model, {.seed = 2});
   auto other = make_sharded(options(), {.seed = 2});
-  AdamW others(other, {.rate = 1e-2});
+  AdamW others(other, {.lr = 1e-2});
   for (auto* one : {&model, &other}) (*one)(tokens_of(test_world().rank())).backward();
   optimizer.step();
   others.step();
@@ -345,7 +345,7 @@ TEST(UninitialisedTest, AModuleWithoutResetParametersIsNamedWithTheRemedies) {
 
 TEST(UninitialisedTest, ExpertsOnSeveralRanksGetNoValuesByKey) {
   const int64_t ranks = test_world().size();
-  const ShardOptions experts{.mesh = shared_mesh({{"dp", 1}, {"ep", ranks}})};
+  const UnitOptions experts{.mesh = shared_mesh({{"dp", 1}, {"ep", ranks}})};
   const auto constant = [](const std::string&, at::IntArrayRef) {
     return std::optional(InitialValues::constant(3));
   };

@@ -83,7 +83,7 @@ int main(int argc, char**) {
     return 1;
   }
   const sherd::Mesh mesh(world, {{"dp", world.size()}});
-  sherd::ShardOptions options{.mesh = mesh};
+  sherd::UnitOptions options{.mesh = mesh};
   options.precision = {.gradient = at::kBFloat16};
   auto model = [] {
     const sherd::MetaDevice meta;
@@ -92,7 +92,7 @@ int main(int argc, char**) {
   for (auto& layer : model->layers) sherd::fully_shard(layer, options);
   sherd::fully_shard(model, options);
   sherd::initialise(model, {.seed = 1});
-  sherd::AdamW optimizer(model, {.rate = 1e-3, .states = at::kBFloat16});
+  sherd::AdamW optimizer(model, {.lr = 1e-3, .states = at::kBFloat16});
   double last = 0;
   for (int step = 0; step < 2; ++step) {
     auto loss = model(torch::ones({2, kDim}));

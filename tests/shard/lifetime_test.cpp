@@ -14,7 +14,7 @@ class Dropped {
   explicit Dropped(const ShardingCase& way) : before_(wait_for_freed_tensors()) {
     auto& model = model_.emplace();
     to_device(*model);
-    const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
+    const UnitOptions options{.mesh = mesh_for(way), .placement = way.placement};
     for (auto& block : model->blocks) fully_shard(block, options);
     fully_shard(model, options);
     for (const auto& module : model->modules()) modules_.push_back(module);
@@ -154,7 +154,7 @@ TEST(ErrorsTest, AUnitWithoutParametersIsFreedWithItsModel) {
   {
     WithEcho model;
     to_device(*model);
-    const ShardOptions options{.mesh = mesh_for({})};
+    const UnitOptions options{.mesh = mesh_for({})};
     fully_shard(model->echo, options);
     fully_shard(model, options);
     model(torch::ones({2, 7}).to(test_world().device())).backward();

@@ -56,7 +56,7 @@ Stack make_stack(const ShardingCase& way, Recompute recompute, const MemorySetti
   if (setting.frozen_block) {
     for (auto& parameter : model->blocks[1]->parameters()) parameter.set_requires_grad(false);
   }
-  ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
+  UnitOptions options{.mesh = mesh_for(way), .placement = way.placement};
   options.precision = setting.precision;
   options.keep_gathered = setting.keep_gathered;
   shard_stack(model, options);
@@ -131,7 +131,7 @@ TEST_P(MemoryTest, ShardingTakesOneUnitsPartsBeyondTheModel) {
     }
     whole.push_back(own);
     restart_cpu_peak();
-    const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
+    const UnitOptions options{.mesh = mesh_for(way), .placement = way.placement};
     shard_stack(model, options);
     const int64_t peak = cpu_memory().peak;
     const int64_t after = cpu_memory().live;
@@ -231,7 +231,7 @@ TORCH_MODULE(EvenBlock);
 
 int64_t planned_peak(Strategy strategy) {
   const ShardingCase way{"", Placement(strategy)};
-  const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
+  const UnitOptions options{.mesh = mesh_for(way), .placement = way.placement};
   EvenBlock model;  // with a weight of its own, too
   for (int64_t i = 0; i < 8; ++i) {
     fully_shard(model->register_module("block" + std::to_string(i), EvenBlock()), options);

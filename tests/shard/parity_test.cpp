@@ -221,7 +221,7 @@ const Reference& reference_of(const Case& one) {
 
 /// Trains the model and compares every loss and norm, the final weights, and what each rank has.
 template <class Holder>
-void expect_parity(Holder model, const Case& one, ShardOptions options, int64_t expert = 0) {
+void expect_parity(Holder model, const Case& one, UnitOptions options, int64_t expert = 0) {
   const auto& reference = reference_of(one);
   const auto& world = test_world();
   to_device(*model);
@@ -268,7 +268,7 @@ class ParityTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ParityTest, TrainsLikeUnsharded) {
   const auto& one = GetParam();
-  ShardOptions options{.mesh = mesh_for(one.way), .placement = one.way.placement};
+  UnitOptions options{.mesh = mesh_for(one.way), .placement = one.way.placement};
   switch (one.kind) {
     case Kind::perceptron: return expect_parity(make_perceptron(one.recompute), one, options);
     case Kind::transformer: return expect_parity(make_transformer(one.recompute), one, options);

@@ -107,15 +107,13 @@ TEST(RecomputeOnce, AnInputWithoutGradientAndSeveralOutputs) {
 
 class OptionsTest : public ::testing::TestWithParam<ShardingCase> {
  protected:
-  ShardOptions options() const { return options_for(GetParam()); }
+  UnitOptions options() const { return options_for(GetParam()); }
   static void train(Chain& model, int64_t rank, int64_t step) { train_once(model, rank, step); }
 };
 
 TEST_P(OptionsTest, AnyPrefetchDepthGivesTheSame) {
   for (const int64_t depth : {0, 2, 9}) {
-    auto given = options();
-    given.prefetch_depth = depth;
-    Twin twin(given);
+    Twin twin(options(), {.prefetch_depth = depth});
     twin.expect_same(train);
   }
 }
@@ -138,7 +136,7 @@ TEST_P(OptionsTest, UnitsMayStayGathered) {
 }
 
 TEST_P(OptionsTest, AUnitMaySayWhichUnitsToPrefetch) {
-  Twin twin(options(), 4, [](Chain& model, const ShardOptions& given) {
+  Twin twin(options(), 4, [](Chain& model, const UnitOptions& given) {
     auto first = given;
     fully_shard(model->links[3], given);
     fully_shard(model->links[2], given);
@@ -161,9 +159,7 @@ TEST_P(OptionsTest, GradientsMayBeReducedInAnotherDtypeThanTheyAccumulateIn) {
 }
 
 TEST_P(OptionsTest, ALossPerTokenIsDividedOnceByAllTokens) {
-  auto given = options();
-  given.loss = Loss::per_token;
-  Twin twin(given);
+  Twin twin(options(), {.loss = Loss::per_token});
   micro_batches(twin.model, 2);
   auto optimizer = make_optimizer(Optimizer::sgd, parameters(twin.model));
   auto reference = make_optimizer(Optimizer::sgd, twin.reference->parameters());

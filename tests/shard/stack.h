@@ -53,9 +53,9 @@ inline torch::optim::SGD plain_sgd(const torch::nn::Module& model) {
 }
 
 template <class Holder>
-void shard_stack(Holder& model, const ShardOptions& options) {
+void shard_stack(Holder& model, const UnitOptions& options, const RootOptions& root = {}) {
   for (auto& block : model->blocks) fully_shard(block, options);
-  fully_shard(model, options);
+  fully_shard(model, options, root);
 }
 
 }  // namespace sherd::testing

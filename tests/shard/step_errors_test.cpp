@@ -188,7 +188,7 @@ TEST(ErrorsTest, ABackwardOfAForwardBeforeTheUpdateIsRefused) {
 
 TEST(ErrorsTest, AnEditReachesUnitsThatStayGathered) {
   FailureFixture rig;
-  ShardOptions options{.mesh = mesh_for({}), .keep_gathered = true};
+  UnitOptions options{.mesh = mesh_for({}), .keep_gathered = true};
   torch::manual_seed(5);
   FaultyModel model;
   to_device(*model);
@@ -204,7 +204,7 @@ TEST(ErrorsTest, AnEditReachesUnitsThatStayGathered) {
 TEST(ErrorsTest, AnEditOfMainWeightsKeepsDigitsThatModelWeightsDoNotHave) {
   FaultyModel model;
   to_device(*model);
-  ShardOptions options{.mesh = mesh_for({}), .precision = Precision::recipe("bf16_o2")};
+  UnitOptions options{.mesh = mesh_for({}), .precision = Precision::recipe("bf16_o2")};
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
   constexpr double kFine = 1 + 0x1p-12;  // 1 in bf16

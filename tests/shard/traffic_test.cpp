@@ -63,7 +63,7 @@ class Trained {
         parameter.set_requires_grad(false);
       }
     }
-    ShardOptions shard{.mesh = mesh_for(options.way), .placement = options.way.placement};
+    UnitOptions shard{.mesh = mesh_for(options.way), .placement = options.way.placement};
     shard.precision = options.precision;
     shard.keep_gathered = options.keep_gathered;
     shard_stack(model, shard);

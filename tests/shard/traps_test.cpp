@@ -54,7 +54,7 @@ TEST(TrapsTest, AFrozenUnitOutsideTheGraphIsGatheredAndReleasedAndChangesNothing
 TEST(TrapsTest, TheOuterAxisOfOneGroupMayBeTheInnerOneOfAnother) {
   const int64_t ranks = test_world().size();
   const int64_t outer = ranks % 2 == 0 ? 2 : 1;
-  ShardOptions options{.mesh = shared_mesh({{"dp_outer", outer}, {"dp", ranks / outer}})};
+  UnitOptions options{.mesh = shared_mesh({{"dp_outer", outer}, {"dp", ranks / outer}})};
   using enum Strategy;
   options.placement = Placement(optim_grads_params, no_shard);
   options.rules = {{.match = "second.*", .axes = DataAxes{.inner = "dp_outer", .outer = "dp"}}};
@@ -83,7 +83,7 @@ TEST(TrapsTest, ExpertGradientsAreNotTooLargeByTheSizeOfTheirAxis) {
     if (way.two_axes) continue;
     SCOPED_TRACE(way.name);
     auto model = make(expert_of(rank));
-    const ShardOptions options{.mesh = mesh_for(way), .placement = way.placement};
+    const UnitOptions options{.mesh = mesh_for(way), .placement = way.placement};
     fully_shard(model->links[0], options);
     fully_shard(model->links[1], {.mesh = experts, .placement = way.placement});
     fully_shard(model, options);

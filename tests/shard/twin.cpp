@@ -46,9 +46,9 @@ std::vector<at::Tensor> trainable(const torch::nn::Module& module) {
 }  // namespace
 
 Twin::Twin(
-    ShardOptions options,
+    UnitOptions options,
     int64_t links,
-    const std::function<void(Chain&, const ShardOptions&)>& shard,
+    const std::function<void(Chain&, const UnitOptions&)>& shard,
     const std::function<void(Chain&)>& prepare)
     : model(nullptr), reference(nullptr) {
   torch::manual_seed(3);
@@ -65,7 +65,13 @@ Twin::Twin(
   reference_optimizer_ = make_optimizer(Optimizer::sgd, trainable(*reference));
 }
 
-void Twin::shard_in_order(Chain& model, const ShardOptions& options) {
+Twin::Twin(const UnitOptions& options, const RootOptions& root)
+    : Twin(options, 4, [&](Chain& chain, const UnitOptions& given) {
+        for (auto& link : chain->links) fully_shard(link, given);
+        fully_shard(chain, given, root);
+      }) {}
+
+void Twin::shard_in_order(Chain& model, const UnitOptions& options) {
   for (auto& link : model->links) fully_shard(link, options);
   fully_shard(model, options);
 }

@@ -36,12 +36,14 @@ SHERD_MODULE(Chain);
 class Twin {
  public:
   explicit Twin(
-      ShardOptions options = {},
+      UnitOptions options = {},
       int64_t links = 4,
-      const std::function<void(Chain&, const ShardOptions&)>& shard = shard_in_order,
+      const std::function<void(Chain&, const UnitOptions&)>& shard = shard_in_order,
       const std::function<void(Chain&)>& prepare = {});  ///< both, before one is sharded
+  /// Sharded in order, with options of the root.
+  Twin(const UnitOptions& options, const RootOptions& root);
 
-  static void shard_in_order(Chain& model, const ShardOptions& options);
+  static void shard_in_order(Chain& model, const UnitOptions& options);
 
   /// One rank's part of a step: forwards and backwards, on a model that may be either.
   using Flow = std::function<void(Chain& model, int64_t rank, int64_t step)>;
@@ -61,7 +63,7 @@ at::Tensor chain_input(int64_t rank, int64_t step, int64_t micro_batch = 0);
 /// A forward and its backward.
 void train_once(Chain& model, int64_t rank, int64_t step, int64_t micro_batch = 0);
 
-inline ShardOptions options_for(const ShardingCase& way) {
+inline UnitOptions options_for(const ShardingCase& way) {
   return {.mesh = mesh_for(way), .placement = way.placement};
 }
 

@@ -54,12 +54,12 @@ Configuration graphed_configuration(const GraphCase& way) {
   all.precision.recipe = "bf16_o2";
   all.train.recompute = way.recompute;
   if (way.per_token) all.train.loss = "per_token";
-  all.optim.clip = 1.0;
+  all.optim.max_norm = 1.0;
   all.model = resolved(all.model);
   return all;
 }
 
-/// The losses of some steps, whose rate changes, and the weights' norm after them.
+/// The losses of some steps, whose learning rate changes, and the weights' norm after them.
 std::vector<double> losses(const GraphCase& way, int64_t steps) {
   const auto configuration = graphed_configuration(way);
   const auto& world = test_world();
@@ -78,7 +78,7 @@ std::vector<double> losses(const GraphCase& way, int64_t steps) {
       const auto row = (at::arange(33, numbers) * (step + 3) + i + 7 * world.rank()) % 128;
       batches.push_back({row.narrow(0, 0, 32).view({1, 32}), row.narrow(0, 1, 32).view({1, 32})});
     }
-    optimizer.set_rate(1e-3 * static_cast<double>(1 + step % 5));
+    optimizer.set_lr(1e-3 * static_cast<double>(1 + step % 5));
     const auto make = [&](const std::vector<Batch>& given, at::Tensor& sum) {
       for (const auto& batch : given) {
         const auto loss = call(*model, batch);

@@ -49,7 +49,7 @@ def a_step_that_is_not_finite_leaves_the_last_good_state(place):
         _, errors = run(place, 1, ranks, optim__lr=1e30, train__watch=watch, train__out=out)
         assert "[train] step 2 is not finite: the gradient of parameter 'layer0.feed_forward.down.weight' is NaN" in errors, errors
         assert "train.watch" in errors if watch == "on" else " on rank " in errors, errors
-        assert "lower optim.lr" in errors and "set optim.clip" in errors and "sherd::watch" not in errors, errors
+        assert "lower optim.lr" in errors and "set optim.max_norm" in errors and "sherd::watch" not in errors, errors
         assert f"the last good state is in {out}/step-1" in errors, errors
         assert json.loads((place / out / "step-1/state.json").read_text())["step"] == 1
         verify(place, f"{out}/step-1")
@@ -129,6 +129,31 @@ def another_run_is_told_apart(place):
     assert "damaged" in errors and "remove out/step-6" in errors, errors
 
 
+def the_folder_of_an_earlier_version_is_continued(place):
+    """Its configuration.toml has keys under their old names: the same value is no change."""
+    names = {"max_norm": "clip", "weight_decay_on": "decay"}
+    run(place, optim__max_norm=0.5)
+    for file in (place / "out/configuration.toml", place / "out/step-4/configuration.toml"):
+        text = file.read_text()
+        for now, before in names.items():
+            assert text.count(f"\n{now} = ") == 1, text
+            text = text.replace(f"\n{now} = ", f"\n{before} = ")
+        file.write_text(text)
+    _, errors = run(place, 2, optim__max_norm=0.5, train__seed=7)
+    assert "train.seed is 7 and was 1" in errors, errors
+    said, _ = run(place, optim__max_norm=0.5, train__steps=5)
+    assert said.count("changed since out/step-4: ") == 1 and "train.steps = 5, was 4" in said, said
+    assert steps(place) == [1, 2, 3, 4, 5]
+    (place / "out/step-5/configuration.toml").write_text(text)
+    said, _ = run(place, optim__max_norm=0.25, train__steps=6)
+    assert "changed since out/step-5: optim.max_norm = 0.25, was 0.5" in said, said
+    # The folder's own file, given to the program, is refused with the new names.
+    (place / "empty.toml").write_text(text)
+    _, errors = run(place, 2)
+    for now, before in names.items():
+        assert f"optim.{before} is now optim.{now}: write optim.{now} = " in errors, errors
+
+
 def a_long_run_is_saved_now_and_then(place):
     """With the default of train.save_every."""
     run(place, data__seq=4, model__dim=2, model__heads=1, train__steps=1001, train__log_every=1000)
@@ -158,7 +183,7 @@ def limits_hold_for_the_start_and_for_operations(place):
 def main():
     tests = [limits_hold_for_the_start_and_for_operations, a_step_that_is_not_finite_leaves_the_last_good_state,
              a_validation_that_fails_comes_after_the_save, a_long_run_is_saved_now_and_then, another_run_is_told_apart,
-             two_runs_do_not_share_a_folder]
+             the_folder_of_an_earlier_version_is_continued, two_runs_do_not_share_a_folder]
     for test in tests:
         if len(sys.argv) > 2 and test.__name__ not in sys.argv[2:]:
             continue

@@ -106,7 +106,7 @@ Loaded load(const Arguments& arguments, const sherd::World& world) {
   for (const auto& item : model.named_parameters()) {
     result.shapes[item.key()] = item.value().sizes().vec();
   }
-  sherd::ShardOptions options;
+  sherd::UnitOptions options;
   options.mesh = sherd::Mesh(world, {{"dp", world.size()}});
   options.precision = sherd::Precision::recipe(arguments.precision);
   for (const auto& unit : model.units()) sherd::fully_shard(unit, options);
@@ -155,7 +155,7 @@ void run(const Arguments& arguments) {
   const auto loaded = load(arguments, world);
   const auto& model = loaded.model;
   sherd::AdamW optimizer(
-      *model, {.rate = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .decay = 0.1});
+      *model, {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1});
   const int64_t seq = arguments.seq;
   const auto tokens =
       read_tokens(arguments.tokens, arguments.steps * seq + 1).to(world.device()).unsqueeze(0);

@@ -20,7 +20,7 @@ KEPT = [f"step-{STEPS - 3}", f"step-{STEPS}"]
 
 def command(sherd, place, out, ranks, save="foreground"):
     settings = {"data.text": STORY, "data.seq": 32, "data.batch": SAMPLES // ranks, "model.dim": 32, "model.layers": 2,
-                "model.heads": 2, "optim.lr": 3e-3, "optim.clip": 1.0, "train.steps": STEPS, "train.out": f"{place}/{out}",
+                "model.heads": 2, "optim.lr": 3e-3, "optim.max_norm": 1.0, "train.steps": STEPS, "train.out": f"{place}/{out}",
                 "train.save_every": 3, "train.keep": 2, "train.save": save, "device.kind": "cpu"}
     return [sherd, "train", f"{place}/empty.toml", "--ranks", str(ranks), *(f"--set={k}={v}" for k, v in settings.items())]
 

@@ -39,7 +39,7 @@ def run(sherd, folder, out, ranks, strategy, micro_batches):
         "data.batch": given.SAMPLES // ranks // micro_batches, "data.micro_batches": micro_batches, "data.shuffle": "false",
         "shard.strategy": inner, "shard.outer": 2 if outer else 1, "shard.outer_strategy": outer or "no_shard",
         "optim.lr": given.RATE, "optim.betas": list(given.BETAS), "optim.eps": given.EPS, "optim.weight_decay": given.DECAY,
-        "optim.clip": given.CLIP, "optim.schedule": "constant", "train.steps": given.STEPS, "train.out": out,
+        "optim.max_norm": given.CLIP, "optim.schedule": "constant", "train.steps": given.STEPS, "train.out": out,
         "device.kind": "cpu", "train.recompute": "full" if micro_batches > 1 else "none"}
     arguments = [f"--set={key}={value}" for key, value in settings.items()]
     empty = pathlib.Path(out).with_suffix(".toml")

@@ -96,8 +96,8 @@ struct OptimSection {
   std::vector<double> betas{0.9, 0.95};
   double eps = 1e-8;
   double weight_decay = 0.1;
-  std::string decay = "all";
-  std::optional<double> clip{};
+  std::string weight_decay_on = "all";
+  std::optional<double> max_norm{};
   std::string schedule = "cosine";
   int64_t warmup = 0;
 };
@@ -160,7 +160,8 @@ class SHERD_API ConfigurationError : public std::exception {
 
 /// Reads a TOML file. `overrides`, each "section.key=value", replace what the file has. Paths in
 /// the file are relative to its folder, paths in overrides to the current folder. Throws a
-/// ConfigurationError with all problems, unknown keys included.
+/// ConfigurationError with all problems, unknown keys included; for a key that was renamed it has
+/// the new name.
 SHERD_API Configuration
 read_configuration(const std::string& path, const std::vector<std::string>& overrides = {});
 /// Returns the configuration as TOML, with every key that has a value.

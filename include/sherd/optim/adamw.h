@@ -20,11 +20,11 @@ namespace sherd {
 struct AdamWRule {
   /// Pattern of full parameter names; '*' matches any text, dots included.
   std::string match;
-  std::optional<double> rate_factor{};  ///< factor on the learning rate
+  std::optional<double> lr_factor{};  ///< factor on the learning rate
   std::optional<double> beta1{};
   std::optional<double> beta2{};
-  std::optional<double> epsilon{};
-  std::optional<double> decay{};
+  std::optional<double> eps{};
+  std::optional<double> weight_decay{};
 };
 
 /// Dynamic loss scaling, which keeps small gradients from vanishing in fp16 (as GradScaler does). A
@@ -38,11 +38,11 @@ struct LossScaling {
 
 /// Options of AdamW. All ranks pass the same. Values out of range throw.
 struct AdamWOptions {
-  double rate = 1e-3;     ///< learning rate
-  double beta1 = 0.9;     ///< decay of the first moment
-  double beta2 = 0.999;   ///< decay of the second moment
-  double epsilon = 1e-8;  ///< added to the root of the second moment
-  double decay = 0.01;    ///< weight decay, decoupled from the gradient
+  double lr = 1e-3;            ///< learning rate
+  double beta1 = 0.9;          ///< decay of the first moment
+  double beta2 = 0.999;        ///< decay of the second moment
+  double eps = 1e-8;           ///< added to the root of the second moment
+  double weight_decay = 0.01;  ///< weight decay, decoupled from the gradient
   /// Clips gradients to this norm over all parameters and ranks; 0 disables clipping.
   double max_norm = 0;
   c10::ScalarType states = c10::kFloat;  ///< dtype of the moments: fp32 or bf16
@@ -79,7 +79,7 @@ class SHERD_API AdamW {
 
   /// Sets the learning rate for the following steps, and for replays of a captured one. Takes
   /// effect on the current stream; does not block.
-  void set_rate(double rate);
+  void set_lr(double lr);
   /// Sets this rank's tokens for the next replay of a captured step (StepGraph) with
   /// Loss::per_token, in place of those that step() was given in the capture.
   void set_tokens(int64_t tokens);
@@ -87,7 +87,7 @@ class SHERD_API AdamW {
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Each of these four blocks until the steps enqueued so far are done. Not collective.
-  double rate() const;        ///< learning rate
+  double lr() const;          ///< learning rate
   int64_t updates() const;    ///< updates made so far; skipped ones don't count
   double loss_scale() const;  ///< current scale; 1 without loss scaling
   /// Returns the L2 norm of the last step's gradient over all parameters and ranks: unscaled,

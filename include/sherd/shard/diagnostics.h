@@ -100,7 +100,7 @@ struct ModelBytes {
 
 /// Returns what is allocated for the model on this rank now.
 SHERD_API ModelBytes model_bytes(const torch::nn::Module& model);
-/// Returns a sentence about symmetric memory (ShardOptions::symmetric): with how many communicators
+/// Returns a sentence about symmetric memory (RootOptions::symmetric): with how many communicators
 /// the arena is registered, and whether NCCL can use its symmetric kernels. Empty without it.
 SHERD_API std::string symmetric_report(const torch::nn::Module& model);
 

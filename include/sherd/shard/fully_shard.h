@@ -38,7 +38,7 @@ namespace sherd {
 ///   Net model;
 ///   for (auto& layer : model->layers) sherd::fully_shard(layer, {.mesh = mesh});
 ///   sherd::fully_shard(model, {.mesh = mesh});  // the root, last
-///   sherd::AdamW optimizer(model, {.rate = 3e-4, .max_norm = 1});
+///   sherd::AdamW optimizer(model, {.lr = 3e-4, .max_norm = 1});
 ///
 ///   auto loss = model(x, target);  // tensors on world.device()
 ///   loss.backward();               // reduces the gradients
@@ -53,13 +53,30 @@ namespace sherd {
 /// throws if the module is sharded already, if the mesh lacks an axis that the options name, and
 /// for parameters that can't be sharded (sparse, or made in inference mode).
 SHERD_API void fully_shard(
-    const std::shared_ptr<torch::nn::Module>& module, const ShardOptions& options = {});
+    const std::shared_ptr<torch::nn::Module>& module, const UnitOptions& options = {});
+/// The same for the root, with options that hold for the whole model:
+///
+///   sherd::fully_shard(model, {.mesh = mesh}, {.prefetch_depth = 2, .loss = sherd::Loss::sum});
+///
+/// Without them the root has the defaults of RootOptions. A unit inside another one takes none: the
+/// model's first use throws and names the unit and its options.
+SHERD_API void fully_shard(
+    const std::shared_ptr<torch::nn::Module>& module,
+    const UnitOptions& options,
+    const RootOptions& root);
 
-/// The same for a module holder.
+/// The same two for a module holder.
 template <class Contained>
 void fully_shard(
-    const torch::nn::ModuleHolder<Contained>& module, const ShardOptions& options = {}) {
+    const torch::nn::ModuleHolder<Contained>& module, const UnitOptions& options = {}) {
   fully_shard(std::shared_ptr<torch::nn::Module>(module.ptr()), options);
+}
+template <class Contained>
+void fully_shard(
+    const torch::nn::ModuleHolder<Contained>& module,
+    const UnitOptions& options,
+    const RootOptions& root) {
+  fully_shard(std::shared_ptr<torch::nn::Module>(module.ptr()), options, root);
 }
 
 // ---- the step -----------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ struct ParameterRule {
   std::optional<Precision> precision{};  ///< replaces all of the unit's precision
 };
 
-/// Options of fully_shard. All ranks pass the same.
-struct ShardOptions {
+/// Options of a unit, for fully_shard. All ranks pass the same.
+struct UnitOptions {
   /// The ranks to shard over. Default: all ranks of World::from_environment() along one axis, `dp`.
   std::optional<Mesh> mesh{};
   /// The data-parallel axes of the mesh; default: `dp`, and `dp_outer` where the mesh has it.
@@ -53,7 +53,8 @@ struct ShardOptions {
   /// Keeps the parameters gathered from the forward to the backward (no reshard after the forward):
   /// one all-gather less, more memory.
   bool keep_gathered = false;
-  /// Units to gather when this one begins its forward. Default: the next `prefetch_depth` units.
+  /// Units to gather when this one begins its forward. Default: the next units, as many as
+  /// RootOptions::prefetch_depth.
   /// The model's first use throws if it is set for a unit that contains other units.
   std::vector<std::shared_ptr<torch::nn::Module>> prefetch{};
   /// The same for its backward.
@@ -64,8 +65,11 @@ struct ShardOptions {
   std::vector<std::string> ignored{};
   /// Exceptions for some parameters.
   std::vector<ParameterRule> rules{};
+};
 
-  // For the root only; ignored in the options of inner units.
+/// Options of a whole model, for the fully_shard of its root. All ranks pass the same. It is an
+/// error to give them to a unit inside another one: the model's first use throws.
+struct RootOptions {
   int64_t prefetch_depth = 1;  ///< number of units gathered ahead; 0: none
   Loss loss = Loss::mean;      ///< how losses combine into gradients
   /// The memory of full parameters and gradients. Default: one arena with fixed addresses.

@@ -29,12 +29,21 @@ class FullyShardedDataParallel {
   /// with the same options. Collective and blocking, as fully_shard is.
   template <class... Holders>
   FullyShardedDataParallel(
-      Holder model, UnitTypes<Holders...> types, const ShardOptions& options = {})
+      Holder model, UnitTypes<Holders...> types, const UnitOptions& options = {})
       : model_(std::move(model)) {
-    // In the order of registration, except that inner modules come before those around them.
-    std::set<const torch::nn::Module*> seen;
-    shard_inside(*model_, types, options, seen);
+    shard_inside(types, options);
     fully_shard(std::shared_ptr<torch::nn::Module>(model_.ptr()), options);
+  }
+  /// The same, with options for the whole model.
+  template <class... Holders>
+  FullyShardedDataParallel(
+      Holder model,
+      UnitTypes<Holders...> types,
+      const UnitOptions& options,
+      const RootOptions& root)
+      : model_(std::move(model)) {
+    shard_inside(types, options);
+    fully_shard(std::shared_ptr<torch::nn::Module>(model_.ptr()), options, root);
   }
 
   /// Runs the model's forward.
@@ -48,11 +57,18 @@ class FullyShardedDataParallel {
   const Holder& module() const { return model_; }
 
  private:
+  /// In the order of registration, except that inner modules come before those around them.
+  template <class Types>
+  void shard_inside(const Types& types, const UnitOptions& options) {
+    std::set<const torch::nn::Module*> seen;
+    shard_inside(*model_, types, options, seen);
+  }
+
   template <class Types>
   static void shard_inside(
       const torch::nn::Module& module,
       const Types& types,
-      const ShardOptions& options,
+      const UnitOptions& options,
       std::set<const torch::nn::Module*>& seen) {
     for (const auto& child : module.children()) {
       if (!seen.insert(child.get()).second) continue;  // registered under another name too

@@ -34,7 +34,7 @@ std::string BoundProgram::symmetric_report() const {
 std::pair<int64_t, int64_t> BoundProgram::arena_range() const {
   if (program_->options().memory == MemoryKind::planned) {
     const int64_t bytes = program_->bytes().arena;
-    return {0, units_.root().options().symmetric ? symmetric_bytes(bytes) : bytes};
+    return {0, units_.root().root_options().symmetric ? symmetric_bytes(bytes) : bytes};
   }
   int64_t begin = 0;
   int64_t bytes = 0;
@@ -59,13 +59,14 @@ void BoundProgram::move_arena() {
   const auto device = world_.device();
   const auto& root = units_.root();
   const int64_t bytes = arena_range().second;
-  if (!root.options().symmetric || device.is_meta()) {
+  if (!root.root_options().symmetric || device.is_meta()) {
     arena_ = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
     return;
   }
   TORCH_CHECK_VALUE(
       program_->options().memory == MemoryKind::planned, "[shard] the memory of '", root.name(),
-      "' is to be symmetric and eager: what is registered has one address; set memory = planned");
+      "' is to be symmetric and eager: what is registered has one address; set RootOptions::memory "
+      "= planned");
   arena_ = symmetric_memory(bytes, device).zero_();
   std::set<Communicator*> known;
   for (const auto* unit : units_) {

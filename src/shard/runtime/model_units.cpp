@@ -73,6 +73,9 @@ ModelUnits::ModelUnits(Unit& root) {
   TORCH_CHECK(
       found.back().second == &root, "[shard] unit '", found.back().second->name(),
       "' was sharded after '", root.name(), "', which contains it: shard inner modules first");
+  for (const auto& [path, unit] : found) {
+    if (unit != &root) unit->check_no_root_options(root);
+  }
   for (size_t i = 0; i < found.size(); ++i) {
     found[i].second->number = static_cast<int32_t>(i);
     units_.push_back(found[i].second);
@@ -118,7 +121,7 @@ std::vector<UnitSpec> ModelUnits::specs() const {
 }
 
 double ModelUnits::loss_divisor() const {
-  if (root().options().loss != Loss::mean) return 1;
+  if (root().root_options().loss != Loss::mean) return 1;
   const auto& axes = root().axes();
   const auto& mesh = root().mesh();
   return static_cast<double>(

@@ -18,7 +18,7 @@ namespace sherd {
 class ModelUnits {
  public:
   /// Finds all units inside the root's module and gives each its number, and the path of its module
-  /// as name. Throws if one is in the middle of another root's step.
+  /// as name. Throws if one is in the middle of another root's step, or has options of a root.
   explicit ModelUnits(Unit& root);
 
   const std::vector<Unit*>& all() const { return units_; }

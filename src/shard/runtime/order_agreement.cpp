@@ -37,7 +37,7 @@ std::string OrderAgreement::to_text(const CallOrder& order) const {
 }
 
 void OrderAgreement::build(CallOrder order) {
-  const auto& options = units_.root().options();
+  const auto& options = units_.root().root_options();
   ProgramOptions wanted;
   wanted.prefetch_depth = options.prefetch_depth;
   wanted.micro_batches = state_.micro_batches();

@@ -18,7 +18,7 @@ void Runtime::complete_step() {
     recorder->begin_section(program().update().name, Section::Kind::update);
     update_entry_ = recorder->begin(program().update().instructions.front(), {});
   }
-  if (root().options().loss != Loss::per_token) attach_gradients();
+  if (root().root_options().loss != Loss::per_token) attach_gradients();
 }
 
 /// The optimizer's tensors get their gradients; until then they have none, and an optimizer that
@@ -60,8 +60,9 @@ void Runtime::check_complete(const char* caller) {
 
 void Runtime::divide_by_tokens(double tokens) {
   TORCH_CHECK_VALUE(
-      root().options().loss == Loss::per_token, "[shard] tokens are given for '", root().name(),
-      "', but its loss is not per token: set options.loss = sherd::Loss::per_token");
+      root().root_options().loss == Loss::per_token, "[shard] tokens are given for '",
+      root().name(),
+      "', but its loss is not per token: set RootOptions::loss = sherd::Loss::per_token");
   TORCH_CHECK_VALUE(
       tokens > 0, "[shard] the step of '", root().name(), "' has ", tokens, " tokens on all ranks");
   TORCH_CHECK(!state().is_divided(), "[shard] the gradients are already divided by the tokens");
@@ -93,7 +94,8 @@ void Runtime::publish(bool by_optimizer) {
       state().micro_batches(), " backwards that make a step of '", root().name(),
       "': run the rest first, or say another number with sherd::micro_batches");
   TORCH_CHECK(
-      done == 0 || state().is_divided() || by_optimizer || root().options().loss != Loss::per_token,
+      done == 0 || state().is_divided() || by_optimizer ||
+          root().root_options().loss != Loss::per_token,
       "[shard] the loss of '", root().name(),
       "' is per token, but the gradients were not divided: update with "
       "sherd::step(model, optimizer, {.tokens = …})");
