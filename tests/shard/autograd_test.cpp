@@ -42,20 +42,21 @@ TEST(TrapsTest, TheGradientOfAnInputIsNoBackwardOfTheStep) {
   for (const auto& way : all_ways()) {
     for (const auto recompute : {nowhere, inside_blocks, around_blocks}) {
       SCOPED_TRACE(c10::str(way.name, ", recompute ", static_cast<int>(recompute)));
-      FailureFixture rig({.way = way, .recompute = recompute});
-      rig.train();
+      FailureFixture fixture({.way = way, .recompute = recompute});
+      fixture.train();
       for (const bool named : {false, true}) {
-        expect_close(input_gradient(rig.model, named), input_gradient(rig.reference, named));
+        expect_close(
+            input_gradient(fixture.model, named), input_gradient(fixture.reference, named));
         expect_error({"[shard]", "optimizer.step() after 0 of the 1 backwards"}, [&] {
-          step(rig.model, *rig.optimizer);
+          step(fixture.model, *fixture.optimizer);
         });
       }
       // Nor one too many, and it adds nothing to the gradients that wait for their update.
-      rig.pass(0);
-      input_gradient(rig.model, /*named_backward=*/false);
-      rig.update();
-      rig.expect_alike();
-      rig.train();
+      fixture.pass(0);
+      input_gradient(fixture.model, /*named_backward=*/false);
+      fixture.update();
+      fixture.expect_alike();
+      fixture.train();
     }
   }
 }
@@ -63,18 +64,18 @@ TEST(TrapsTest, TheGradientOfAnInputIsNoBackwardOfTheStep) {
 TEST(TrapsTest, ABackwardOfSomeParametersLeavesTheOthersAtZero) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    FailureFixture rig({.way = way});
-    for (auto* each : {&rig.model, &rig.twin, &rig.reference}) {
-      const auto loss = rig.forward(*each);
+    FailureFixture fixture({.way = way});
+    for (auto* each : {&fixture.model, &fixture.twin, &fixture.reference}) {
+      const auto loss = fixture.forward(*each);
       auto wanted = (*each)->blocks[1]->parameters();
       torch::autograd::backward({loss}, {}, false, false, wanted);
     }
-    for (const auto& [name, weight] : named_parameters(rig.model)) {
+    for (const auto& [name, weight] : named_parameters(fixture.model)) {
       if (name.starts_with("block1.") || weight.numel() == 0) continue;
       EXPECT_EQ(weight.grad().abs().max().item<float>(), 0) << name;
     }
-    EXPECT_GT(gradient_norm(rig.model), 0);
-    step(rig.model, *rig.optimizer);
+    EXPECT_GT(gradient_norm(fixture.model), 0);
+    step(fixture.model, *fixture.optimizer);
   }
 }
 
@@ -146,8 +147,8 @@ TEST(TrapsTest, AUnitsOutputThatIsAViewMayBeWrittenInPlace) {
   for (const auto& way : all_ways()) {
     for (const auto recompute : {nowhere, inside_blocks, around_blocks}) {
       SCOPED_TRACE(c10::str(way.name, ", recompute ", static_cast<int>(recompute)));
-      FailureFixture rig({.way = way, .recompute = recompute});
-      for (auto* each : {&rig.model, &rig.twin, &rig.reference}) {
+      FailureFixture fixture({.way = way, .recompute = recompute});
+      for (auto* each : {&fixture.model, &fixture.twin, &fixture.reference}) {
         (*each)->blocks[0]->after = [](const at::Tensor& x) {
           return x.view({2, 2, 10}).flatten(0, 1).transpose(0, 1);
         };
@@ -157,7 +158,7 @@ TEST(TrapsTest, AUnitsOutputThatIsAViewMayBeWrittenInPlace) {
           return y.transpose(0, 1);
         };
       }
-      rig.train(3);
+      fixture.train(3);
     }
   }
 }

@@ -239,21 +239,21 @@ TEST(ErrorsTest, PrefetchingAModuleThatIsNoUnitNamesTheUnitThatAsksForIt) {
 // ---- touching what is not there -----------------------------------------------------------------
 
 TEST(ErrorsTest, AForwardPastTheBoundaryNamesTheUnitAndTheHolder) {
-  FailureFixture rig;
-  rig.train();
+  FailureFixture fixture;
+  fixture.train();
   const auto x = torch::ones({4, 10}).to(test_world().device());
   const auto remedy = {
       std::string("[shard]"), std::string("'block1' are released"), std::string("SHERD_MODULE"),
       std::string("sherd::call")};
-  expect_error(remedy, [&] { rig.model->blocks[1]->forward(x); });
-  torch::nn::ModuleHolder<FaultyBlockImpl> plain(rig.model->blocks[1].ptr());
+  expect_error(remedy, [&] { fixture.model->blocks[1]->forward(x); });
+  torch::nn::ModuleHolder<FaultyBlockImpl> plain(fixture.model->blocks[1].ptr());
   expect_error(remedy, [&] { plain->forward(x); });
   // And inside a pass, where the unit would have to be gathered.
-  rig.model->blocks[0]->after = [&](const at::Tensor& y) { return plain->forward(y); };
-  expect_error(remedy, [&] { rig.forward(); });
-  rig.model->blocks[0]->after = nullptr;
-  rig.expect_resting();
-  rig.train();
+  fixture.model->blocks[0]->after = [&](const at::Tensor& y) { return plain->forward(y); };
+  expect_error(remedy, [&] { fixture.forward(); });
+  fixture.model->blocks[0]->after = nullptr;
+  fixture.expect_resting();
+  fixture.train();
 }
 
 struct WithTorchHolderImpl : torch::nn::Module {
@@ -280,50 +280,51 @@ TEST(ErrorsTest, AUnitCalledThroughTorchsHolderIsAnErrorWhateverIsSharded) {
 }
 
 TEST(ErrorsTest, ReadingOrWritingAReleasedParameterNamesTheUnit) {
-  FailureFixture rig;
-  rig.train();
+  FailureFixture fixture;
+  fixture.train();
   const torch::NoGradGuard no_grad;
-  auto& weight = rig.model->blocks[2]->up->weight;
+  auto& weight = fixture.model->blocks[2]->up->weight;
   expect_error({"[shard]", "'block2' are released"}, [&] { weight.sum().item<float>(); });
   expect_error({"[shard]", "'block2' are released"}, [&] { weight.clone(); });
   expect_error({"[shard]", "'block2' are released"}, [&] { weight.zero_(); });
   expect_error({"[shard]", "'block2' are released"}, [&] { weight.mutable_data_ptr(); });
-  expect_error({"'FaultyModel' are released"}, [&] { rig.model->in->weight.sum().item<float>(); });
+  expect_error(
+      {"'FaultyModel' are released"}, [&] { fixture.model->in->weight.sum().item<float>(); });
   EXPECT_EQ(weight.sizes(), at::IntArrayRef({21, 10}));
   torch::AutoGradMode grad(true);
-  rig.train();
+  fixture.train();
 }
 
 /// ZeRO-1 and 2 keep whole weights, which after an update are this rank's part new, the rest old.
 TEST(ErrorsTest, ReadingAParameterBetweenUpdateAndForwardNamesTheUnitAndTheRemedy) {
   if (test_world().size() == 1) return;  // all of it is this rank's part
   for (const auto strategy : {Strategy::optim, Strategy::optim_grads}) {
-    FailureFixture rig({.way = {"", Placement(strategy)}});
-    rig.train();
+    FailureFixture fixture({.way = {"", Placement(strategy)}});
+    fixture.train();
     expect_error({"[shard]", "'block2' are released", "sherd::full_parameters"}, [&] {
-      rig.model->blocks[2]->up->weight.sum().item<float>();
+      fixture.model->blocks[2]->up->weight.sum().item<float>();
     });
-    rig.train();
+    fixture.train();
   }
 }
 
 TEST(ErrorsTest, AnInnerUnitCalledOutsideItsRootNamesBoth) {
-  FailureFixture rig;
-  rig.train();
+  FailureFixture fixture;
+  fixture.train();
   const auto x = torch::ones({4, 10}).to(test_world().device());
   expect_error({"[shard]", "'block1'", "outside its root 'FaultyModel'", "call the root"}, [&] {
-    rig.model->blocks[1](x);
+    fixture.model->blocks[1](x);
   });
-  rig.expect_resting();
-  rig.train();
+  fixture.expect_resting();
+  fixture.train();
 }
 
 TEST(ErrorsTest, AModelThatLostAUnitIsRefused) {
-  FailureFixture rig;
-  rig.train();
-  rig.model->unregister_module("block1");
-  rig.model->blocks.erase(rig.model->blocks.begin() + 1);
-  expect_error({"[shard]", "deleted", "shard the model anew"}, [&] { rig.forward(); });
+  FailureFixture fixture;
+  fixture.train();
+  fixture.model->unregister_module("block1");
+  fixture.model->blocks.erase(fixture.model->blocks.begin() + 1);
+  expect_error({"[shard]", "deleted", "shard the model anew"}, [&] { fixture.forward(); });
 }
 
 }  // namespace

@@ -14,8 +14,9 @@ at::Tensor fail_forward(const at::Tensor&) {
 /// Tells a block to misbehave for as long as it lives.
 class Mood {
  public:
-  Mood(FailureFixture& rig, size_t block, bool at_input, Change change)
-      : change_(at_input ? rig.model->blocks[block]->before : rig.model->blocks[block]->after) {
+  Mood(FailureFixture& fixture, size_t block, bool at_input, Change change)
+      : change_(
+            at_input ? fixture.model->blocks[block]->before : fixture.model->blocks[block]->after) {
     change_ = std::move(change);
   }
   ~Mood() { change_ = nullptr; }
@@ -29,8 +30,8 @@ class Mood {
 /// The same for what it does in the backward.
 class BackwardMood {
  public:
-  BackwardMood(FailureFixture& rig, size_t block, bool at_input, std::function<void()> action)
-      : mood_(rig, block, at_input, in_backward) {
+  BackwardMood(FailureFixture& fixture, size_t block, bool at_input, std::function<void()> action)
+      : mood_(fixture, block, at_input, in_backward) {
     InBackward::action = std::move(action);
   }
   ~BackwardMood() { InBackward::action = nullptr; }
@@ -54,110 +55,112 @@ class ExceptionsTest : public ::testing::TestWithParam<ShardingCase> {};
 
 TEST_P(ExceptionsTest, InAForwardLeavesTheStepAsItWas) {
   for (const auto recompute : {FaultyRecompute::nowhere, FaultyRecompute::around_blocks}) {
-    FailureFixture rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
+    FailureFixture fixture({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
     const auto fail = [&] {
       for_every_place([&](size_t block, bool at_input) {
-        const Mood mood(rig, block, at_input, fail_forward);
-        expect_error({"a mistake in the forward"}, [&] { rig.forward(); });
-        rig.expect_resting();
+        const Mood mood(fixture, block, at_input, fail_forward);
+        expect_error({"a mistake in the forward"}, [&] { fixture.forward(); });
+        fixture.expect_resting();
         const torch::NoGradGuard no_grad;
-        expect_error({"a mistake in the forward"}, [&] { rig.forward(); });
+        expect_error({"a mistake in the forward"}, [&] { fixture.forward(); });
       });
     };
     for (int64_t step = 0; step < 2; ++step) {
       fail();  // of the very first pass, and after an update
-      rig.pass(0);
+      fixture.pass(0);
       fail();  // with gradients of the step waiting
-      rig.pass(1);
+      fixture.pass(1);
       fail();  // before the update
-      rig.update();
-      rig.expect_alike();
+      fixture.update();
+      fixture.expect_alike();
     }
-    rig.train(2);
+    fixture.train(2);
   }
 }
 
 TEST_P(ExceptionsTest, InAForwardLeavesTheForwardBeforeItIntact) {
-  FailureFixture rig({.way = GetParam()});
+  FailureFixture fixture({.way = GetParam()});
   for (int64_t step = 0; step < 2; ++step) {
-    auto loss = rig.forward();
+    auto loss = fixture.forward();
     {
-      const Mood mood(rig, 1, /*at_input=*/true, fail_forward);
-      expect_error({"a mistake in the forward"}, [&] { rig.forward(); });
+      const Mood mood(fixture, 1, /*at_input=*/true, fail_forward);
+      expect_error({"a mistake in the forward"}, [&] { fixture.forward(); });
     }
     loss.backward();
-    rig.pass_others(0);
-    rig.update();
-    rig.expect_alike();
+    fixture.pass_others(0);
+    fixture.update();
+    fixture.expect_alike();
   }
-  rig.train();
+  fixture.train();
 }
 
 TEST_P(ExceptionsTest, InABackwardRestartsTheStep) {
   for (const auto recompute :
        {FaultyRecompute::nowhere, FaultyRecompute::inside_blocks, FaultyRecompute::around_blocks}) {
-    FailureFixture rig({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
+    FailureFixture fixture({.way = GetParam(), .micro_batches = 2, .recompute = recompute});
     for (int64_t step = 0; step < 2; ++step) {
       for (int64_t done = 0; done < 2; ++done) {
         for_every_place([&](size_t block, bool at_input) {
-          for (int64_t i = 0; i < done; ++i) rig.pass_model(i);
-          const BackwardMood mood(
-              rig, block, at_input, [] { throw std::runtime_error("a mistake in the backward"); });
-          auto loss = rig.forward();
+          for (int64_t i = 0; i < done; ++i) fixture.pass_model(i);
+          const BackwardMood mood(fixture, block, at_input, [] {
+            throw std::runtime_error("a mistake in the backward");
+          });
+          auto loss = fixture.forward();
           expect_error({"a mistake in the backward"}, [&] { loss.backward(); });
-          rig.expect_resting();
-          expect_error(
-              {"after 0 of the 2 backwards"}, [&] { sherd::step(rig.model, *rig.optimizer); });
+          fixture.expect_resting();
+          expect_error({"after 0 of the 2 backwards"}, [&] {
+            sherd::step(fixture.model, *fixture.optimizer);
+          });
         });
       }
-      rig.train();
+      fixture.train();
     }
   }
 }
 
 /// The forward goes well, and fails when it is done again in the backward.
 TEST_P(ExceptionsTest, InARecomputeRestartsTheStep) {
-  FailureFixture rig(
+  FailureFixture fixture(
       {.way = GetParam(), .micro_batches = 2, .recompute = FaultyRecompute::around_blocks});
   for (int64_t step = 0; step < 2; ++step) {
     for_every_place([&](size_t block, bool at_input) {
-      rig.pass_model(0);
-      at::Tensor loss = rig.forward();
-      const Mood mood(rig, block, at_input, fail_forward);
+      fixture.pass_model(0);
+      at::Tensor loss = fixture.forward();
+      const Mood mood(fixture, block, at_input, fail_forward);
       expect_error({"a mistake in the forward"}, [&] { loss.backward(); });
-      rig.expect_resting();
+      fixture.expect_resting();
     });
-    rig.train();
+    fixture.train();
   }
 }
 
 TEST_P(ExceptionsTest, AUnitCalledInTheBackwardIsToBeWrappedInRecompute) {
-  FailureFixture rig({.way = GetParam()});
-  rig.train();
+  FailureFixture fixture({.way = GetParam()});
+  fixture.train();
   for_every_place([&](size_t block, bool at_input) {
-    const BackwardMood mood(rig, block, at_input, [&] {
-      rig.model->blocks[1](torch::ones({4, 10}).to(test_world().device()));
+    const BackwardMood mood(fixture, block, at_input, [&] {
+      fixture.model->blocks[1](torch::ones({4, 10}).to(test_world().device()));
     });
-    auto loss = rig.forward();
+    auto loss = fixture.forward();
     expect_error(
         {"[shard]", "'block1'", "in the backward", "sherd::recompute"}, [&] { loss.backward(); });
-    rig.expect_resting();
+    fixture.expect_resting();
   });
-  rig.train(2);
+  fixture.train(2);
 }
 
 TEST_P(ExceptionsTest, SwallowedInsideTheModelIsAnErrorThatNamesAUnit) {
-  FailureFixture rig({.way = GetParam()});
-  rig.train();
-  rig.model->swallow = true;
+  FailureFixture fixture({.way = GetParam()});
+  fixture.train();
+  fixture.model->swallow = true;
   for_every_place([&](size_t block, bool at_input) {
-    const Mood mood(rig, block, at_input, fail_forward);
+    const Mood mood(fixture, block, at_input, fail_forward);
     expect_error(
         {"[shard]", block == 2 ? "'FaultyModel'" : c10::str("'block", block + 1, "'")},
-        [&] { rig.forward(); });
-    rig.expect_resting();
+        [&] { fixture.forward(); });
+    fixture.expect_resting();
   });
-  rig.train();
+  fixture.train();
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -167,17 +170,17 @@ INSTANTIATE_TEST_SUITE_P(
 
 /// The exception of the model itself arrives as it was thrown.
 TEST(ErrorsTest, AnExceptionKeepsItsType) {
-  FailureFixture rig;
+  FailureFixture fixture;
   {
-    const Mood mood(rig, 1, true, fail_forward);
-    EXPECT_THROW(rig.forward(), std::logic_error);
+    const Mood mood(fixture, 1, true, fail_forward);
+    EXPECT_THROW(fixture.forward(), std::logic_error);
   }
   {
-    const BackwardMood mood(rig, 1, true, [] { throw std::bad_alloc(); });
-    auto loss = rig.forward();
+    const BackwardMood mood(fixture, 1, true, [] { throw std::bad_alloc(); });
+    auto loss = fixture.forward();
     EXPECT_THROW(loss.backward(), std::bad_alloc);
   }
-  rig.train();
+  fixture.train();
 }
 
 }  // namespace

@@ -114,8 +114,8 @@ TEST_P(LifetimeTest, AnOptimizerThatOutlivesTheModelFreesTheRestWithIt) {
 
 /// Each has its own place in the order of collectives, however the ranks' timing differs.
 TEST_P(LifetimeTest, TwoModelsOnOneMeshTrainSideBySide) {
-  FailureFixture rig({.way = GetParam(), .micro_batches = 3});
-  rig.train(4);
+  FailureFixture fixture({.way = GetParam(), .micro_batches = 3});
+  fixture.train(4);
 }
 
 TEST_P(LifetimeTest, AModelDroppedInTheMiddleOfAStepLeavesTheMeshToTheNext) {
@@ -124,8 +124,8 @@ TEST_P(LifetimeTest, AModelDroppedInTheMiddleOfAStepLeavesTheMeshToTheNext) {
     micro_batches(dropped.model(), 3);
     dropped.forward().backward();
     dropped.drop();
-    FailureFixture rig({.way = GetParam()});
-    rig.train();
+    FailureFixture fixture({.way = GetParam()});
+    fixture.train();
   }
 }
 

@@ -13,56 +13,57 @@ TEST(ErrorsTest, AnUpdateBeforeTheLastBackwardChangesNothing) {
   for (const auto& way : all_ways()) {
     for (const auto optimizer : {Optimizer::sgd, Optimizer::adamw}) {
       SCOPED_TRACE(way.name);
-      FailureFixture rig({.way = way, .micro_batches = 3, .optimizer = optimizer});
-      rig.train();
+      FailureFixture fixture({.way = way, .micro_batches = 3, .optimizer = optimizer});
+      fixture.train();
       for (int64_t done = 0; done < 3; ++done) {
-        const auto before = main_weights(*rig.model);
+        const auto before = main_weights(*fixture.model);
         const auto count = c10::str("after ", done, " of the 3 backwards");
         expect_error({"[shard]", "optimizer.step()", count, "'FaultyModel'", "micro_batches"}, [&] {
-          step(rig.model, *rig.optimizer);
+          step(fixture.model, *fixture.optimizer);
         });
-        rig.optimizer->step();  // torch's own: it finds no gradients
-        expect_same_bits(main_weights(*rig.model), before);
+        fixture.optimizer->step();  // torch's own: it finds no gradients
+        expect_same_bits(main_weights(*fixture.model), before);
         if (done > 0) {
-          expect_error({"[shard]", "publish", count, "'FaultyModel'"}, [&] { publish(rig.model); });
+          expect_error(
+              {"[shard]", "publish", count, "'FaultyModel'"}, [&] { publish(fixture.model); });
         }
-        rig.pass(done);
+        fixture.pass(done);
       }
-      rig.update();
-      rig.expect_alike();
-      rig.train();
+      fixture.update();
+      fixture.expect_alike();
+      fixture.train();
     }
   }
 }
 
 TEST(ErrorsTest, ASecondUpdateOfAStepChangesNothing) {
-  FailureFixture rig;
-  rig.train();
-  const auto before = main_weights(*rig.model);
+  FailureFixture fixture;
+  fixture.train();
+  const auto before = main_weights(*fixture.model);
   expect_error({"optimizer.step()", "after 0 of the 1 backwards", "'FaultyModel'"}, [&] {
-    step(rig.model, *rig.optimizer);
+    step(fixture.model, *fixture.optimizer);
   });
-  expect_same_bits(main_weights(*rig.model), before);
-  rig.train();
+  expect_same_bits(main_weights(*fixture.model), before);
+  fixture.train();
 }
 
 TEST(ErrorsTest, AnOptimizerOverTheModulesOwnParametersIsRefused) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    FailureFixture rig({.way = way});
-    const auto wrong = make_optimizer(Optimizer::adamw, rig.model->parameters());
-    const auto before = main_weights(*rig.model);
-    rig.pass(0);
+    FailureFixture fixture({.way = way});
+    const auto wrong = make_optimizer(Optimizer::adamw, fixture.model->parameters());
+    const auto before = main_weights(*fixture.model);
+    fixture.pass(0);
     expect_error(
         {"[shard]", "'in.weight'", "model->parameters()", "sherd::parameters(model)"},
-        [&] { step(rig.model, *wrong); });
+        [&] { step(fixture.model, *wrong); });
     expect_error(
         {"[shard]", "none of the main weights of 'FaultyModel'", "sherd::parameters(model)"},
-        [&] { step(rig.model, *rig.twin_optimizer); });
-    expect_same_bits(main_weights(*rig.model), before);
-    rig.update();
-    rig.expect_alike();
-    rig.train();
+        [&] { step(fixture.model, *fixture.twin_optimizer); });
+    expect_same_bits(main_weights(*fixture.model), before);
+    fixture.update();
+    fixture.expect_alike();
+    fixture.train();
   }
 }
 
@@ -74,75 +75,75 @@ class Warnings : public c10::WarningHandler {
 };
 
 TEST(ErrorsTest, APublishThatChangesNothingInTheFirstStepWarns) {
-  FailureFixture rig;
+  FailureFixture fixture;
   Warnings warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-  rig.pass(0);
-  make_optimizer(Optimizer::adamw, rig.model->parameters())->step();  // finds no gradients
-  publish(rig.model);
+  fixture.pass(0);
+  make_optimizer(Optimizer::adamw, fixture.model->parameters())->step();  // finds no gradients
+  publish(fixture.model);
   EXPECT_NE(warnings.text.find("sherd::parameters(model)"), std::string::npos) << warnings.text;
   warnings.text.clear();
-  rig.forward().backward();
-  rig.optimizer->step();
-  publish(rig.model);
-  rig.forward().backward();
-  publish(rig.model);  // a step that is thrown away, with a purpose
+  fixture.forward().backward();
+  fixture.optimizer->step();
+  publish(fixture.model);
+  fixture.forward().backward();
+  publish(fixture.model);  // a step that is thrown away, with a purpose
   EXPECT_EQ(warnings.text, "");
 }
 
 TEST(ErrorsTest, ABackwardAfterTheLastNamesBothNumbers) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    FailureFixture rig({.way = way, .micro_batches = 2});
-    rig.train();
-    rig.pass(0);
-    rig.pass(1);
-    auto loss = rig.forward();
+    FailureFixture fixture({.way = way, .micro_batches = 2});
+    fixture.train();
+    fixture.pass(0);
+    fixture.pass(1);
+    auto loss = fixture.forward();
     expect_error(
         {"[shard]", "backward 3 of 'FaultyModel'", "a step has 2", "publish",
          "sherd::micro_batches"},
         [&] { loss.backward(); });
     expect_error({"idle_pass", "backward 3 of 'FaultyModel'", "a step has 2"}, [&] {
-      idle_pass(rig.model);
+      idle_pass(fixture.model);
     });
-    rig.expect_resting();
-    rig.update();
-    rig.expect_alike();
-    rig.train();
+    fixture.expect_resting();
+    fixture.update();
+    fixture.expect_alike();
+    fixture.train();
   }
 }
 
 TEST(ErrorsTest, MicroBatchesAreAtLeastOne) {
-  FailureFixture rig;
+  FailureFixture fixture;
   expect_error({"[shard]", "micro_batches(FaultyModel, 0)", "at least 1"}, [&] {
-    micro_batches(rig.model, 0);
+    micro_batches(fixture.model, 0);
   });
-  expect_error({"micro_batches(FaultyModel, -3)"}, [&] { micro_batches(rig.model, -3); });
-  rig.train();
+  expect_error({"micro_batches(FaultyModel, -3)"}, [&] { micro_batches(fixture.model, -3); });
+  fixture.train();
 }
 
 TEST(ErrorsTest, MicroBatchesDoNotChangeInTheMiddleOfAStep) {
-  FailureFixture rig({.micro_batches = 2});
-  rig.train();
+  FailureFixture fixture({.micro_batches = 2});
+  fixture.train();
   for (int64_t done = 1; done <= 2; ++done) {
-    rig.pass(done - 1);
+    fixture.pass(done - 1);
     expect_error(
         {"[shard]", "micro_batches(FaultyModel, 5)", c10::str(done, " of 2 backwards"),
          "between steps"},
-        [&] { micro_batches(rig.model, 5); });
+        [&] { micro_batches(fixture.model, 5); });
   }
-  rig.update();
-  rig.expect_alike();
+  fixture.update();
+  fixture.expect_alike();
   // Nor inside a pass.
-  rig.model->blocks[1]->before = [&](const at::Tensor& x) {
-    micro_batches(rig.model, 5);
+  fixture.model->blocks[1]->before = [&](const at::Tensor& x) {
+    micro_batches(fixture.model, 5);
     return x;
   };
   expect_error({"[shard]", "micro_batches", "'block1'", "in the forward", "between passes"}, [&] {
-    rig.forward();
+    fixture.forward();
   });
-  rig.model->blocks[1]->before = nullptr;
-  rig.train();
+  fixture.model->blocks[1]->before = nullptr;
+  fixture.train();
 }
 
 /// Torch's SGD writes the weights past their version counters, its AdamW does not.
@@ -150,22 +151,24 @@ TEST(ErrorsTest, MainWeightsUpdatedButModelWeightsNotRefreshedIsAnErrorAtTheNext
   for (const auto& way : all_ways()) {
     for (const auto optimizer : {Optimizer::sgd, Optimizer::adamw}) {
       SCOPED_TRACE(way.name + (optimizer == Optimizer::sgd ? ", SGD" : ", AdamW"));
-      FailureFixture rig({.way = way, .optimizer = optimizer});
-      rig.train();
-      rig.pass(0);
-      rig.optimizer->step();
+      FailureFixture fixture({.way = way, .optimizer = optimizer});
+      fixture.train();
+      fixture.pass(0);
+      fixture.optimizer->step();
       const auto said = {
           std::string("[shard]"), std::string("'FaultyModel' have changed"),
           std::string("sherd::publish(model)")};
-      expect_error(said, [&] { rig.forward(); });
+      expect_error(said, [&] { fixture.forward(); });
       {
         const torch::NoGradGuard no_grad;
-        expect_error(said, [&] { rig.forward(); });
+        expect_error(said, [&] { fixture.forward(); });
       }
-      publish(rig.model);
-      step(rig.twin, *rig.twin_optimizer);
-      expect_same_bits(main_weights(*rig.model), main_weights(*rig.twin));
-      EXPECT_EQ(rig.forward(rig.model).item<float>(), rig.forward(rig.twin).item<float>());
+      publish(fixture.model);
+      step(fixture.twin, *fixture.twin_optimizer);
+      expect_same_bits(main_weights(*fixture.model), main_weights(*fixture.twin));
+      EXPECT_EQ(
+          fixture.forward(fixture.model).item<float>(),
+          fixture.forward(fixture.twin).item<float>());
     }
   }
 }
@@ -173,32 +176,32 @@ TEST(ErrorsTest, MainWeightsUpdatedButModelWeightsNotRefreshedIsAnErrorAtTheNext
 TEST(ErrorsTest, ABackwardOfAForwardBeforeTheUpdateIsRefused) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    FailureFixture rig({.way = way});
-    rig.train();
-    auto early = rig.forward();
-    rig.pass(0);
-    rig.update();
+    FailureFixture fixture({.way = way});
+    fixture.train();
+    auto early = fixture.forward();
+    fixture.pass(0);
+    fixture.update();
     expect_error({"[shard]", "a backward of 'FaultyModel'", "before the weights changed"}, [&] {
       early.backward();
     });
     early.reset();
-    rig.train();
+    fixture.train();
   }
 }
 
 TEST(ErrorsTest, AnEditReachesUnitsThatStayGathered) {
-  FailureFixture rig;
+  FailureFixture fixture;
   UnitOptions options{.mesh = mesh_for({}), .keep_gathered = true};
   torch::manual_seed(5);
   FaultyModel model;
   to_device(*model);
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
-  const auto before = rig.forward(model).item<float>();  // no backward: the units stay gathered
+  const auto before = fixture.forward(model).item<float>();  // no backward: the units stay gathered
   edit_parameters(model->blocks[0], [&] {
     for (auto& parameter : model->blocks[0]->parameters()) parameter.zero_();
   });
-  EXPECT_NE(rig.forward(model).item<float>(), before);
+  EXPECT_NE(fixture.forward(model).item<float>(), before);
 }
 
 TEST(ErrorsTest, AnEditOfMainWeightsKeepsDigitsThatModelWeightsDoNotHave) {
@@ -225,7 +228,7 @@ TEST(ErrorsTest, AnEditOfMainWeightsKeepsDigitsThatModelWeightsDoNotHave) {
 }
 
 TEST(ErrorsTest, AFrozenParameterThatIsTrainedLaterIsNamed) {
-  FailureFixture rig;
+  FailureFixture fixture;
   FaultyModel model;
   to_device(*model);
   for (auto& parameter : model->in->parameters()) parameter.set_requires_grad(false);
@@ -234,128 +237,131 @@ TEST(ErrorsTest, AFrozenParameterThatIsTrainedLaterIsNamed) {
   expect_error(
       {"[shard] parameter 'in.", "unit 'FaultyModel' was frozen when it was sharded",
        "before fully_shard"},
-      [&] { rig.forward(model).backward(); });
+      [&] { fixture.forward(model).backward(); });
 }
 
 TEST(ErrorsTest, ABlockThatOutlivesItsModelIsARootOfItsOwn) {
-  FailureFixture rig;
+  FailureFixture fixture;
   FaultyModel model;
   to_device(*model);
   for (auto& block : model->blocks) fully_shard(block, {.mesh = mesh_for({})});
   fully_shard(model, {.mesh = mesh_for({})});
   auto block = model->blocks[0];
   const auto x = torch::ones({2, 10}).to(test_world().device());
-  rig.forward(model).backward();
+  fixture.forward(model).backward();
   model = nullptr;
   block(x).sum().backward();
   EXPECT_EQ(program(block).units().size(), 1u);
 }
 
 TEST(ErrorsTest, ALossPerTokenNeedsTheTokens) {
-  FailureFixture rig({.loss = Loss::per_token});
-  rig.train();
-  rig.pass(0);
-  const auto before = main_weights(*rig.model);
+  FailureFixture fixture({.loss = Loss::per_token});
+  fixture.train();
+  fixture.pass(0);
+  const auto before = main_weights(*fixture.model);
   expect_error({"[shard]", "'FaultyModel'", "per token", ".tokens"}, [&] {
-    step(rig.model, *rig.optimizer);
+    step(fixture.model, *fixture.optimizer);
   });
   expect_error({"[shard]", "'FaultyModel'", "0 tokens"}, [&] {
-    step(*rig.model, *rig.optimizer, {.tokens = 0});
+    step(*fixture.model, *fixture.optimizer, {.tokens = 0});
   });
-  expect_same_bits(main_weights(*rig.model), before);
-  rig.update();
-  rig.expect_alike();
-  rig.train();
-  rig.pass(0);
-  expect_error({"gradient_norm of 'FaultyModel'", ".tokens"}, [&] { gradient_norm(rig.model); });
-  EXPECT_GT(gradient_norm(rig.model, {.tokens = 4}), 0);
-  rig.optimizer->step();  // finds no gradients, as they are not divided yet
-  expect_error({"[shard]", "'FaultyModel'", "per token", ".tokens"}, [&] { publish(rig.model); });
-  rig.update();
-  rig.expect_alike();
+  expect_same_bits(main_weights(*fixture.model), before);
+  fixture.update();
+  fixture.expect_alike();
+  fixture.train();
+  fixture.pass(0);
+  expect_error(
+      {"gradient_norm of 'FaultyModel'", ".tokens"}, [&] { gradient_norm(fixture.model); });
+  EXPECT_GT(gradient_norm(fixture.model, {.tokens = 4}), 0);
+  fixture.optimizer->step();  // finds no gradients, as they are not divided yet
+  expect_error(
+      {"[shard]", "'FaultyModel'", "per token", ".tokens"}, [&] { publish(fixture.model); });
+  fixture.update();
+  fixture.expect_alike();
 }
 
 TEST(ErrorsTest, TokensNeedALossPerToken) {
-  FailureFixture rig;
-  rig.train();
-  rig.pass(0);
-  const auto before = main_weights(*rig.model);
+  FailureFixture fixture;
+  fixture.train();
+  fixture.pass(0);
+  const auto before = main_weights(*fixture.model);
   expect_error({"[shard]", "tokens", "'FaultyModel'", "sherd::Loss::per_token"}, [&] {
-    step(*rig.model, *rig.optimizer, {.tokens = 4});
+    step(*fixture.model, *fixture.optimizer, {.tokens = 4});
   });
-  expect_same_bits(main_weights(*rig.model), before);
-  rig.update();
-  rig.expect_alike();
+  expect_same_bits(main_weights(*fixture.model), before);
+  fixture.update();
+  fixture.expect_alike();
 }
 
 TEST(ErrorsTest, ParametersAreNotEditedInTheMiddleOfAStep) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    FailureFixture rig({.way = way, .micro_batches = 2});
-    rig.train();
-    const auto edit = [&] { edit_parameters(rig.model->blocks[1], [] { FAIL(); }); };
+    FailureFixture fixture({.way = way, .micro_batches = 2});
+    fixture.train();
+    const auto edit = [&] { edit_parameters(fixture.model->blocks[1], [] { FAIL(); }); };
     for (int64_t done = 1; done <= 2; ++done) {
-      rig.pass(done - 1);
+      fixture.pass(done - 1);
       expect_error({"[shard]", "edit_parameters", "'block1'", "in the middle of a step"}, edit);
     }
-    rig.update();
-    rig.expect_alike();
-    rig.train();
+    fixture.update();
+    fixture.expect_alike();
+    fixture.train();
   }
 }
 
 TEST(ErrorsTest, ParametersAreNotEditedInsideAPass) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    FailureFixture rig({.way = way});
-    rig.train();
-    const auto edit = [&] { edit_parameters(rig.model->blocks[2], [] { FAIL(); }); };
-    rig.model->blocks[1]->before = [&](const at::Tensor& x) {
+    FailureFixture fixture({.way = way});
+    fixture.train();
+    const auto edit = [&] { edit_parameters(fixture.model->blocks[2], [] { FAIL(); }); };
+    fixture.model->blocks[1]->before = [&](const at::Tensor& x) {
       edit();
       return x;
     };
-    expect_error(
-        {"[shard]", "edit_parameters", "in the forward", "between passes"}, [&] { rig.forward(); });
-    rig.model->blocks[1]->before = in_backward;
+    expect_error({"[shard]", "edit_parameters", "in the forward", "between passes"}, [&] {
+      fixture.forward();
+    });
+    fixture.model->blocks[1]->before = in_backward;
     InBackward::action = edit;
-    auto loss = rig.forward();
+    auto loss = fixture.forward();
     expect_error({"[shard]", "edit_parameters", "in the backward", "between passes"}, [&] {
       loss.backward();
     });
-    rig.model->blocks[1]->before = nullptr;
+    fixture.model->blocks[1]->before = nullptr;
     InBackward::action = nullptr;
-    rig.expect_resting();
-    rig.train();
+    fixture.expect_resting();
+    fixture.train();
   }
 }
 
 TEST(ErrorsTest, AnEditThatThrowsKeepsNothing) {
   for (const auto& way : all_ways()) {
     SCOPED_TRACE(way.name);
-    FailureFixture rig({.way = way});
-    rig.train();
+    FailureFixture fixture({.way = way});
+    fixture.train();
     expect_error({"a mistake in the edit"}, [&] {
-      edit_parameters(rig.model->blocks[1], [&] {
-        rig.model->blocks[1]->up->weight.zero_();
+      edit_parameters(fixture.model->blocks[1], [&] {
+        fixture.model->blocks[1]->up->weight.zero_();
         throw std::runtime_error("a mistake in the edit");
       });
     });
-    rig.expect_resting();
-    rig.expect_alike();
-    rig.train();
+    fixture.expect_resting();
+    fixture.expect_alike();
+    fixture.train();
   }
 }
 
 TEST(ErrorsTest, WhatIsAskedOfTheModelIsNotAnsweredForAnInnerUnitOrAPlainModule) {
-  FailureFixture rig;
-  rig.train();
+  FailureFixture fixture;
+  fixture.train();
   const std::vector<std::pair<const char*, std::function<void(torch::nn::Module&)>>> all{
       {"micro_batches", [](auto& model) { micro_batches(model, 2); }},
       {"idle_pass", [](auto& model) { idle_pass(model); }},
       {"finish", [](auto& model) { finish(model); }},
       {"parameters", [](auto& model) { parameters(model); }},
       {"publish", [](auto& model) { publish(model); }},
-      {"step", [&](auto& model) { step(model, *rig.optimizer); }},
+      {"step", [&](auto& model) { step(model, *fixture.optimizer); }},
       {"gradient_norm", [](auto& model) { gradient_norm(model); }},
       {"program", [](auto& model) { program(model); }},
       {"allocated_bytes", [](auto& model) { allocated_bytes(model); }},
@@ -363,28 +369,28 @@ TEST(ErrorsTest, WhatIsAskedOfTheModelIsNotAnsweredForAnInnerUnitOrAPlainModule)
   for (const auto& [name, ask] : all) {
     SCOPED_TRACE(name);
     expect_error({"[shard]", name, "FaultyModelImpl", "not sharded", "sherd::fully_shard"}, [&] {
-      ask(*rig.reference);
+      ask(*fixture.reference);
     });
     expect_error({"[shard]", name, "'block1'", "not the root", "pass 'FaultyModel'"}, [&] {
-      ask(*rig.model->blocks[1]);
+      ask(*fixture.model->blocks[1]);
     });
   }
   expect_error({"[shard]", "edit_parameters", "FaultyModelImpl", "no unit"}, [&] {
-    edit_parameters(rig.reference, [] {});
+    edit_parameters(fixture.reference, [] {});
   });
-  rig.train();
+  fixture.train();
 }
 
 TEST(ErrorsTest, AGradientNormBeforeTheLastBackwardIsRefused) {
-  FailureFixture rig({.micro_batches = 2});
-  rig.pass(0);
+  FailureFixture fixture({.micro_batches = 2});
+  fixture.pass(0);
   expect_error({"[shard]", "gradient_norm", "after 1 of the 2 backwards", "'FaultyModel'"}, [&] {
-    gradient_norm(rig.model);
+    gradient_norm(fixture.model);
   });
-  rig.pass(1);
-  EXPECT_EQ(gradient_norm(rig.model), gradient_norm(rig.twin));
-  rig.update();
-  rig.expect_alike();
+  fixture.pass(1);
+  EXPECT_EQ(gradient_norm(fixture.model), gradient_norm(fixture.twin));
+  fixture.update();
+  fixture.expect_alike();
 }
 
 }  // namespace
