@@ -11,7 +11,7 @@ import tempfile
 from browser import Browser
 
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
-FIGURES = ["Loss", "Norm of the gradients", "Tokens per second", "Rate", "Memory on the fullest rank, MiB"]
+FIGURES = ["Loss", "Gradient norm", "Tokens per second", "Learning rate", "Memory on the fullest rank, MiB"]
 
 
 def run(sherd, place, name, steps, ranks):
