@@ -104,7 +104,7 @@ std::string line_of(const Json& one) {
        pair_of(share_of_limit(one), " of ", shown(one, "limit_tflops", "%.4g")),
        shown(one, "seconds", "%.4g s a step"), pair_of("host ", "", host_share(one)), power,
        pair_of(planned, " ", "measured"), pair_of(allocated, " ", "reserved"),
-       "loss and norm of the gradient at the end " + last_step(one)},
+       "loss and gradient norm at the end " + last_step(one)},
       "; ");
   const auto peer = one.find("peer");
   if (peer == one.end()) return line + "\n";
@@ -155,7 +155,7 @@ std::vector<Column> columns_of(const Json& variants) {
   add("allocated / reserved", [](const Json&, const Json& memory) {
     return pair_of(bytes_shown(memory, "allocated"), " / ", bytes_shown(memory, "reserved"));
   });
-  add("loss, norm of the gradient", [](const Json& one, const Json&) { return last_step(one); });
+  add("loss, gradient norm", [](const Json& one, const Json&) { return last_step(one); });
   add("FSDP2", [&](const Json& one, const Json&) {
     const auto peer = peer_of(one);
     return peer.empty() ? "" : speed(peer);
@@ -202,24 +202,26 @@ BenchCommand::BenchCommand(CLI::App& app)
   for (const auto& variant : bench_variants()) {
     names += "\n" + variant.name + ": " + variant.about;
   }
-  command_->add_option("--only", only_, "Some of the variants:" + names)->delimiter(',');
-  command_->add_flag("--quick", quick_, "Tiny models and short sequences, to try it out");
-  command_->add_option("--device", device_, "auto: cuda where there is one")
+  command_->add_option("--only", only_, "Variants to run; default: all:" + names)->delimiter(',');
+  command_->add_flag("--quick", quick_, "Use tiny models and short sequences, as a quick check");
+  command_->add_option("--device", device_, "auto: cuda if there is a GPU")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command_->add_option(
       "--network", network_,
-      "A described network (networks/, sherd network); else it costs nothing");
-  command_->add_option("--steps", steps_, "Steps that are timed")->check(CLI::PositiveNumber);
+      "Network description (networks/, sherd network); default: communication takes no time");
+  command_->add_option("--steps", steps_, "Number of measured steps")->check(CLI::PositiveNumber);
   command_
       ->add_option(
           "--load", load_,
-          "Seconds of steps before them, so that clocks settle; else 10 on a GPU, 0 on CPU")
+          "Seconds of steps before the measurement, until the clock rate is stable; default: 10 on "
+          "a GPU, 0 on CPU")
       ->check(CLI::NonNegativeNumber);
   command_->add_flag(
-      "--peers", peers_, "Run PyTorch's FSDP2 on the same, too: bench/peers/fsdp2.py");
-  command_->add_option("--json", json_, "Write all of it")->type_name("FILE");
-  command_->add_flag("--table", table_, "Print a Markdown table, with the command that made it");
-  command_->add_flag("--here", here_, "One variant in this process, to --json")->group("");
+      "--peers", peers_, "Also run PyTorch's FSDP2 on the same workloads: bench/peers/fsdp2.py");
+  command_->add_option("--json", json_, "Write everything as JSON")->type_name("FILE");
+  command_->add_flag("--table", table_, "Print a Markdown table, and the command that produced it");
+  command_->add_flag("--here", here_, "Run one variant in this process and write it to --json")
+      ->group("");
 }
 
 std::vector<BenchVariant> BenchCommand::chosen() const {

@@ -13,21 +13,24 @@
 namespace sherd::app {
 
 CheckpointCommand::CheckpointCommand(CLI::App& app)
-    : command_(app.add_subcommand("checkpoint", "Look at checkpoints, or take over others")) {
+    : command_(
+          app.add_subcommand("checkpoint", "Inspect, verify, compare and import checkpoints")) {
   command_->require_subcommand(1);
-  show_ = command_->add_subcommand("show", "Print what a checkpoint has");
-  verify_ = command_->add_subcommand("verify", "Hold every byte against its checksum");
-  diff_ = command_->add_subcommand("diff", "Compare two; exit code 1 where they differ");
+  show_ = command_->add_subcommand("show", "Print the state, files and tensors of a checkpoint");
+  verify_ = command_->add_subcommand("verify", "Compare every byte with its checksum");
+  diff_ = command_->add_subcommand("diff", "Compare two checkpoints; exit code 1 if they differ");
   import_ = command_->add_subcommand(
-      "import", "Make one of a checkpoint of torch.distributed.checkpoint (DCP)");
+      "import", "Convert a checkpoint of torch.distributed.checkpoint (DCP)");
   for (auto* one : {show_, verify_, diff_, import_}) {
     one->add_option("DIR", folder_, "The checkpoint's folder")->required();
   }
   diff_->add_option("OTHER", other_, "The other checkpoint's folder")->required();
-  import_->add_option("--out", other_, "The folder to make: RUN/step-<number> to go on from it")
+  import_
+      ->add_option(
+          "--out", other_, "The folder to create; RUN/step-<number> to continue a run from it")
       ->required();
-  import_->add_option("--config", config_, "The model's config.json, as Hugging Face has it");
-  import_->add_option("--samples", samples_, "How many samples it was trained on")
+  import_->add_option("--config", config_, "The model's Hugging Face config.json");
+  import_->add_option("--samples", samples_, "Number of samples that it was trained on")
       ->check(CLI::NonNegativeNumber);
 }
 
@@ -38,11 +41,11 @@ int CheckpointCommand::compare() const {
     std::cout << one.what;
     if (one.largest != 0) {  // also if it is NaN
       if (!one.what.empty()) std::cout << "; ";
-      std::cout << "at most " << one.largest << " apart, relative " << one.relative;
+      std::cout << "largest difference " << one.largest << ", relative " << one.relative;
     }
     std::cout << '\n';
   }
-  if (differences.empty()) std::cout << "the same, bit by bit\n";
+  if (differences.empty()) std::cout << "identical\n";
   return differences.empty() ? 0 : 1;
 }
 
@@ -68,7 +71,7 @@ int CheckpointCommand::run() const {
   if (show_->parsed()) std::cout << describe_checkpoint(folder_);
   if (verify_->parsed()) {
     verify_checkpoint(folder_);
-    std::cout << folder_ << " is whole\n";
+    std::cout << folder_ << " is complete and undamaged\n";
   }
   if (diff_->parsed()) return compare();
   if (import_->parsed()) return import();

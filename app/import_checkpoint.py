@@ -80,7 +80,7 @@ class MetadataUnpickler(pickle.Unpickler):
         if name in self.ALLOWED.get(module, ()) or \
                 module == "torch" and isinstance(getattr(torch, name, None), (torch.dtype, torch.layout)):
             return super().find_class(module, name)
-        raise Refused(f"it names {module}.{name}, which no checkpoint of torch's needs; take it from whom you trust")
+        raise Refused(f"it names {module}.{name}, which no torch checkpoint needs; import only checkpoints from sources that you trust")
 
 
 class Planner(dcp.DefaultLoadPlanner):
@@ -99,7 +99,7 @@ class Checkpoint:
     def __init__(self, folder):
         self.folder = folder
         path = folder / ".metadata"
-        require(folder.is_dir(), folder, " is no folder: give the folder that torch.distributed.checkpoint wrote")
+        require(folder.is_dir(), folder, " is not a folder: give the folder that torch.distributed.checkpoint wrote")
         require(path.is_file(), path, " is missing: give the folder with .metadata and *.distcp (torchtitan: step-N), ",
                 "or save again if the save did not finish")
         try:
@@ -125,7 +125,7 @@ class Checkpoint:
                     "save the checkpoint again")
             if name not in sizes:
                 file = self.folder / name
-                require(file.is_file(), file, " is not there, but '", index.fqn, "' is in it: copy the folder again")
+                require(file.is_file(), file, " is missing, but '", index.fqn, "' is in it: copy the folder again")
                 sizes[name] = file.stat().st_size
             require(place.offset >= 0 and place.length >= 0 and place.offset + place.length <= sizes[name],
                     self.folder / name, " has ", sizes[name], " bytes, but '", index.fqn, "' ends at ",
@@ -142,7 +142,7 @@ class Checkpoint:
             if math.prod(chunk.sizes) == 0:
                 continue
             require(inside and not again and stored, "the piece of '", key, "' at ", list(chunk.offsets),
-                    " is outside, twice or nowhere: it is damaged; save the checkpoint again")
+                    " is out of range, duplicated or missing: the checkpoint is damaged; save it again")
             filled += math.prod(chunk.sizes)
             begins.add(chunk.offsets)
         require(filled == math.prod(entry.size), "the pieces of '", key, "' have ", filled, " values of ",
@@ -272,7 +272,7 @@ def find_weights(checkpoint, states, config, config_path):
     left_out = [key for name, key in names.items() if not name.startswith(prefix)]
     for key in left_out:  # such as an average of the weights
         twice = any(clean(key).endswith("." + name) for name in inner)
-        require(twice, checkpoint.folder, ": '", key, "' is beside the weights, which begin with '", prefix,
+        require(twice, checkpoint.folder, ": '", key, "' does not begin as the weights do, with '", prefix,
                 "': only one model is imported; save it alone")
     titan = any(map(of_titan, inner))
     weights = {}
@@ -340,13 +340,13 @@ def attach(checkpoint, weights, prefix, states):
         for what in MOMENTS.values():
             key = state[what]
             require(key in checkpoint.tensors and checkpoint.shape(key) == checkpoint.shape(weights[name].key),
-                    checkpoint.folder, ": '", key, "' has not the shape of its weight, ",
+                    checkpoint.folder, ": '", key, "' does not have the shape of its weight, ",
                     checkpoint.shape(weights[name].key), ": save model and optimizer of the same training")
             require(checkpoint.dtype(key) in DTYPES, checkpoint.folder, ": '", key, "' has the dtype ",
                     checkpoint.dtype(key), ": convert it to one of ", ", ".join(DTYPES.values()), " before saving")
         weights[name].state = state
         count = checkpoint.number(state["step"])
-        require(count is not None, checkpoint.folder, ": '", state["step"], "' is no whole number, but AdamW's step ",
+        require(count is not None, checkpoint.folder, ": '", state["step"], "' is not a whole number, but AdamW's step ",
                 "counts updates; save the checkpoint again")
         updates.setdefault(count, state["step"])
         require(len(updates) == 1, checkpoint.folder, ": AdamW's steps differ (",
@@ -417,7 +417,7 @@ def read_config(path):
         config = json.loads(text)
     except (OSError, ValueError) as error:
         raise Refused(f"--config {path} can't be read ({first_line(error)}): give the model's config.json") from None
-    require(isinstance(config, dict), "--config ", path, " is no JSON object: give the model's config.json")
+    require(isinstance(config, dict), "--config ", path, " is not a JSON object: give the model's config.json")
     return config, text
 
 
@@ -454,7 +454,7 @@ def import_checkpoint(source, out, config_path):
     part = out.with_name(out.name + ".part")
     require(not os.path.lexists(out), out, " exists: give a folder that does not, or remove it")
     require(not os.path.lexists(part), part, " exists: another import writes it, or was killed; then remove it")
-    require(out.parent.is_dir(), out.parent, " is no folder: make it first")
+    require(out.parent.is_dir(), out.parent, " is not a folder: make it first")
     part.mkdir()
     try:
         said = convert(source, part, config_path)

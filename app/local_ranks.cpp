@@ -100,7 +100,7 @@ int start_local_ranks(int64_t ranks, char** arguments) {
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   child = fork();
-  TORCH_CHECK(child >= 0, "[launch] no further process: ", std::strerror(errno));
+  TORCH_CHECK(child >= 0, "[launch] can't start a process: ", std::strerror(errno));
   if (child == 0) {
     // A terminal's Ctrl-C reaches us alone: mpirun would end the ranks at once. Then it must not
     // read from the terminal either, and it ends with us.
@@ -119,7 +119,7 @@ int start_local_ranks(int64_t ranks, char** arguments) {
 void check_launched_ranks(int64_t wanted) {
   TORCH_CHECK_VALUE(
       !has_launcher() || wanted == launched_ranks(), "--ranks ", wanted,
-      ": a launcher has started ", launched_ranks(), " ranks; leave --ranks out");
+      ": a launcher has already started ", launched_ranks(), " ranks; leave --ranks out");
 }
 
 void share_cores() {

@@ -33,10 +33,11 @@ void print_table(
 
 NetworkCommand::NetworkCommand(CLI::App& app)
     : command_(app.add_subcommand(
-          "network", "Measure the network between ranks, and describe it for a plan")) {
-  command_->add_option("--ranks", ranks_, "Ranks to start on this machine")
+          "network", "Measure the network between ranks and write a description for sherd plan")) {
+  command_->add_option("--ranks", ranks_, "Number of ranks to start on this machine")
       ->check(CLI::PositiveNumber);
-  command_->add_option("--out", out_, "A file to write the description to")->type_name("FILE");
+  command_->add_option("--out", out_, "File for the description; default: standard output")
+      ->type_name("FILE");
 }
 
 void NetworkCommand::measure() const {

@@ -12,26 +12,28 @@ namespace sherd::app {
 
 PlanCommand::PlanCommand(CLI::App& app)
     : command_(app.add_subcommand(
-          "plan", "Say what a run will take and do, without a device: memory, traffic, time")) {
-  command_
-      ->add_option("FILE", files_, "The configuration; of two, what differs between them is said")
+          "plan", "Predict memory, traffic and time of a run, without a device")) {
+  command_->add_option("FILE", files_, "The configuration; with two files, print what differs")
       ->required()
       ->expected(1, 2);
-  command_->add_option("--set", overrides_, "section.key=value, instead of what the file says")
+  command_->add_option("--set", overrides_, "Override a key of the file: section.key=value")
       ->type_name("KEY=VALUE")
       ->take_all();
-  command_->add_option("--world", world_, "Ranks; else those that the file emulates or starts")
+  command_
+      ->add_option(
+          "--world", world_, "Number of ranks; default: device.emulate or device.ranks of the file")
       ->check(CLI::PositiveNumber);
-  command_->add_option("--worlds", worlds_, "Other numbers of ranks, each planned in short")
+  command_->add_option("--worlds", worlds_, "Further numbers of ranks to compare, such as 8,64,512")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   command_->add_option(
-      "--network", network_, "A described network (networks/, sherd network): seconds, too");
-  command_->add_option("--times", times_, "Measured unit times, which sherd rehearse writes");
-  command_->add_flag("--program", program_, "Print the program itself");
-  command_->add_flag("--json", json_, "Print all of it as JSON");
-  command_->add_option("--html", html_, "Write a page that shows it")->type_name("FILE");
-  command_->add_option("--trace", trace_, "Write the planned step for Perfetto")->type_name("FILE");
+      "--network", network_, "Network description (networks/, sherd network), to predict times");
+  command_->add_option("--times", times_, "Measured unit times, from sherd rehearse --times");
+  command_->add_flag("--program", program_, "Print the program (all instructions of a step)");
+  command_->add_flag("--json", json_, "Print everything as JSON");
+  command_->add_option("--html", html_, "Write an HTML page with plots")->type_name("FILE");
+  command_->add_option("--trace", trace_, "Write a trace of the planned step, for Perfetto")
+      ->type_name("FILE");
 }
 
 int PlanCommand::run() const {
@@ -45,7 +47,7 @@ int PlanCommand::run() const {
   }
   TORCH_CHECK_VALUE(
       trace_.empty() || plan.timeline, "--trace ", trace_,
-      ": no times are known; give --times, or --network with a [device]");
+      ": it needs times; give --times, or --network with a [device] section");
   if (!html_.empty()) write_file(html_, plan.to_html());
   if (!trace_.empty()) {
     const TraceProcess planned{"planned", trace_events(plan.program, *plan.timeline)};

@@ -11,28 +11,36 @@ namespace sherd::app {
 
 RehearseCommand::RehearseCommand(CLI::App& app)
     : command_(app.add_subcommand(
-          "rehearse", "Run a run's steps on this device as one rank of a world that isn't there")) {
+          "rehearse",
+          "Run steps on this device as one rank of an emulated world, and measure them")) {
   command_->add_option("FILE", file_, "The configuration")->required();
-  command_->add_option("--set", overrides_, "section.key=value, instead of what the file says")
+  command_->add_option("--set", overrides_, "Override a key of the file: section.key=value")
       ->type_name("KEY=VALUE")
       ->take_all();
-  command_->add_option("--world", worlds_, "Ranks; several, as 8,64,512, give a scaling curve")
+  command_
+      ->add_option(
+          "--world", worlds_, "Number of ranks; several, such as 8,64,512, give a scaling curve")
       ->delimiter(',')
       ->check(CLI::Range(1, 65536));
   command_->add_option(
       "--network", network_,
-      "A described network (networks/, sherd network); else it costs nothing");
-  command_->add_option("--steps", steps_, "Steps that are timed")->check(CLI::PositiveNumber);
-  command_->add_option("--load", load_, "Seconds of steps before them, so that clocks settle")
+      "Network description (networks/, sherd network); default: communication takes no time");
+  command_->add_option("--steps", steps_, "Number of measured steps")->check(CLI::PositiveNumber);
+  command_
+      ->add_option(
+          "--load", load_,
+          "Seconds of steps before the measurement, until the clock rate is stable")
       ->check(CLI::NonNegativeNumber);
-  command_->add_option("--times", times_, "Write the measured unit times, for sherd plan")
+  command_->add_option("--times", times_, "Write measured unit times, for sherd plan --times")
       ->type_name("FILE");
-  command_->add_option("--html", html_, "Write a page that shows it")->type_name("FILE");
-  command_->add_option("--trace", trace_, "Write the planned and the real step for Perfetto")
+  command_->add_option("--html", html_, "Write an HTML page with plots")->type_name("FILE");
+  command_
+      ->add_option(
+          "--trace", trace_, "Write a trace of the planned and the real step, for Perfetto")
       ->type_name("FILE");
   command_->add_option("--profile", profile_, "Write a Chrome trace of one step's kernels")
       ->type_name("FILE");
-  command_->add_flag("--json", json_, "Print all of it as JSON");
+  command_->add_flag("--json", json_, "Print everything as JSON");
 }
 
 int RehearseCommand::run() const {

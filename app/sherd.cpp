@@ -30,8 +30,7 @@ int main(int argc, char** argv) {
   using namespace sherd::app;
   CLI::App app("Sherd: fully sharded training on LibTorch", "sherd");
   app.require_subcommand(1);
-  auto* version =
-      app.add_subcommand("version", "Print the versions of Sherd and what it stands on");
+  auto* version = app.add_subcommand("version", "Print the versions of Sherd and its libraries");
   const TrainCommand train(app);
   const PlanCommand plan(app);
   const RehearseCommand rehearse(app);

@@ -27,23 +27,25 @@ std::string text_of(const TokenizeResult& result, const std::string& out) {
 }  // namespace
 
 TokenizeCommand::TokenizeCommand(CLI::App& app)
-    : command_(app.add_subcommand("tokenize", "Turn texts into a file of token numbers")) {
+    : command_(app.add_subcommand("tokenize", "Convert texts to a token file")) {
   command_
       ->add_option(
-          "--tokenizer", options_.tokenizer, "A tokenizer.json of Hugging Face's, byte-level BPE")
+          "--tokenizer", options_.tokenizer, "A Hugging Face tokenizer.json with byte-level BPE")
       ->type_name("FILE")
       ->required();
   command_->add_option("--out", options_.out, "The file to write (data.tokens)")
       ->type_name("FILE")
       ->required();
   command_
-      ->add_option("--end", options_.end, "A token to write after each text: <|end_of_text|>, say")
+      ->add_option(
+          "--end", options_.end, "A token to write after each text, such as <|end_of_text|>")
       ->type_name("TOKEN");
   command_
       ->add_option(
-          "--dtype", options_.dtype, "uint16 or uint32; by default the smaller that will do")
+          "--dtype", options_.dtype,
+          "uint16 or uint32; default: the smallest that fits the vocabulary")
       ->type_name("DTYPE");
-  command_->add_option("TEXT", options_.texts, "Files of UTF-8, one document each")->required();
+  command_->add_option("TEXT", options_.texts, "UTF-8 text files, one document each")->required();
 }
 
 int TokenizeCommand::run() const {

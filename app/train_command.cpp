@@ -7,12 +7,12 @@
 namespace sherd::app {
 
 TrainCommand::TrainCommand(CLI::App& app)
-    : command_(app.add_subcommand("train", "Train a model as a TOML file says")) {
+    : command_(app.add_subcommand("train", "Train a model described by a TOML file")) {
   command_->add_option("FILE", file_, "The configuration")->required();
-  command_->add_option("--set", overrides_, "section.key=value, instead of what the file says")
+  command_->add_option("--set", overrides_, "Override a key of the file: section.key=value")
       ->type_name("KEY=VALUE")
       ->take_all();
-  command_->add_option("--ranks", ranks_, "Ranks to start on this machine (device.ranks)")
+  command_->add_option("--ranks", ranks_, "Number of ranks to start on this machine (device.ranks)")
       ->check(CLI::PositiveNumber);
   command_->footer("Keys of the configuration, with their defaults:\n\n" + configuration_help());
 }

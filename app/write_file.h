@@ -13,7 +13,8 @@ inline void write_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
-  TORCH_CHECK_VALUE(file, path, ": it can't be written: is its folder there, and has it room?");
+  TORCH_CHECK_VALUE(
+      file, path, ": it can't be written: check that its folder exists and the disk has space");
 }
 
 }  // namespace sherd::app

@@ -103,13 +103,15 @@ const std::vector<Workload>& workloads() {
   static const std::vector<Workload> all{
       {{"8b", "Llama-3-8B, sequence 8192", {"--compile"}}},
       {{"8b-graph", "the same as a CUDA graph", {"--compile"}}, 8, capture_graph},
-      {{"8b-recompute", "the same, all recomputed", {"--compile", "--recompute", "full"}},
+      {{"8b-recompute", "the same, full recompute", {"--compile", "--recompute", "full"}},
        8,
        [](Configuration& changed) { changed.train.recompute = "full"; }},
-      {{"8b-selective", "the same, gate and up recomputed"},
+      {{"8b-selective", "the same, selective recompute"},
        8,
        [](Configuration& changed) { changed.train.recompute = "selective"; }},
-      {{"8layers", "8 of its layers, alone", {"--compile", "--layers", "8", "--world", "1"}},
+      {{"8layers",
+        "8 of its layers, a world of one rank",
+        {"--compile", "--layers", "8", "--world", "1"}},
        1,
        [](Configuration& changed) { changed.model.layers = 8; }},
       {{"moe", "OLMoE-1B-7B's shape, sequence 4096"}, 8, configure_moe},
@@ -121,7 +123,7 @@ const std::vector<Workload>& workloads() {
        8,
        capture_graph,
        true},
-      {{"hybrid", "Nemotron-H-8B's layers, sequence 8192, all recomputed"}, 8, configure_hybrid},
+      {{"hybrid", "Nemotron-H-8B's layers, sequence 8192, full recompute"}, 8, configure_hybrid},
   };
   return all;
 }
@@ -188,7 +190,7 @@ RehearsedWorld measured(
 void check_step(const std::string& name, const RehearsedStep& step) {
   TORCH_CHECK(
       std::isfinite(step.loss) && std::isfinite(step.gradient_norm) && step.gradient_norm > 0,
-      "[bench] ", name, " does not train: loss ", step.loss, ", norm of the gradient ",
+      "[bench] ", name, " does not train: loss ", step.loss, ", gradient norm ",
       step.gradient_norm);
 }
 
@@ -242,7 +244,7 @@ BenchResult bench(const std::string& name, const BenchOptions& options) {
   const double settle = device.is_cuda() && !options.quick ? kSecondsToSettle : 0;
   BenchResult result{
       .variant = workload.shown, .ranks = workload.ranks, .load = options.load.value_or(settle)};
-  if (options.quick) result.variant.about += ", made tiny";
+  if (options.quick) result.variant.about += ", tiny";
   const PowerMeter meter(device);
   result.device = meter.name().empty() ? device.str() : meter.name();
   if (workload.small_units) {

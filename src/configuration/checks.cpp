@@ -29,7 +29,7 @@ void check_model(const ModelSection& model, const Require& require) {
   if (model.from) {
     require(
         model.kind == "llama",
-        "model.kind = " + to_toml(model.kind) + ": only a llama can be taken from a folder");
+        "model.kind = " + to_toml(model.kind) + ": model.from works with kind \"llama\" only");
     return;
   }
   divides("model.heads", model.heads, "model.dim", model.dim);
@@ -56,8 +56,7 @@ void check_model(const ModelSection& model, const Require& require) {
     require(
         !model.pattern.empty() && model.pattern.find_first_not_of("M*-E") == std::string::npos,
         "model.pattern = " + to_toml(model.pattern) +
-            ": it must be letters out of M (Mamba-2), * (attention), - (feed-forward), E "
-            "(experts)");
+            ": use only the letters M (Mamba-2), * (attention), - (feed-forward), E (experts)");
     divides("model.ssm_head_dim", model.ssm_head_dim, "2 model.dim", 2 * model.dim);
     divides(
         "model.ssm_groups", model.ssm_groups, "Mamba-2's heads, 2 dim / ssm_head_dim",
@@ -94,7 +93,7 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
   const auto images = [&](const char* key, const auto& value, bool wanted) {
     require(
         !value || model.kind == "vlm",
-        std::string(key) + " = " + to_toml(value) + ": only a model of kind \"vlm\" sees images");
+        std::string(key) + " = " + to_toml(value) + ": only models of kind \"vlm\" take images");
     require(
         value || !wanted || model.kind != "vlm",
         std::string(key) + ": a model of kind \"vlm\" needs it");
@@ -103,12 +102,12 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
   images("data.validation_images", data.validation_images, data.validation.has_value());
   require(
       device.emulate == 0 || device.ranks == 1, is("device.emulate", device.emulate) +
-                                                    ": an emulated world has one process, but " +
+                                                    ": an emulated world is one process, but " +
                                                     is("device.ranks", device.ranks));
   require(
       !device.network || device.emulate > 0,
       "device.network = " + to_toml(device.network) +
-          ": a network is described for emulated ranks; give device.emulate, too");
+          ": it is for emulated ranks only; set device.emulate too");
   const auto& budget = all.memory.budget;
   if (!budget.empty() && budget != "auto") {
     require(
@@ -118,7 +117,7 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
   }
   require(
       !all.memory.symmetric || all.memory.kind == "planned",
-      "memory.symmetric = true: memory that is registered has one address; set memory.kind = "
+      "memory.symmetric = true: registered memory needs fixed addresses; set memory.kind = "
       "\"planned\"");
   try {
     const auto inner = strategy_from(all.shard.strategy);
@@ -138,12 +137,12 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       is("optim.warmup", optim.warmup) + ": it must be at most " + is("train.steps", train.steps));
   require(
       train.watch != "ranks" || all.memory.kind == "planned",
-      "train.watch = \"ranks\": gradients are looked at where they are before the reduction; set "
+      "train.watch = \"ranks\": checking gradients before the reduction needs planned memory; set "
       "memory.kind = \"planned\"");
   require(
       train.validate_every == 0 || data.validation.has_value(),
       is("train.validate_every", train.validate_every) +
-          ": there is nothing to validate with; give data.validation");
+          ": there is no validation data; set data.validation");
 }
 
 }  // namespace sherd

@@ -80,7 +80,7 @@ class ConfigurationReader {
       known.emplace_back(name);
       const auto whole = section + "." + name;
       if (const auto* inner = table.table(name)) {
-        problem(inner->place(), whole, "{…}", "it is no section but one value");
+        problem(inner->place(), whole, "{…}", "it is a value, not a section");
       } else if (const auto* found = table.value(name)) {
         take(*found, whole, value, key);
       } else if (const auto before = accepted_old_name(section, name)) {
@@ -109,8 +109,8 @@ class ConfigurationReader {
       const auto near = nearest_word(name, known);
       problem(
           place, prefix + name, text,
-          near ? "there is no such key; did you mean " + prefix + *near + "?"
-               : "there is no such key; there are " + join(known, ", "));
+          near ? "unknown key; did you mean " + prefix + *near + "?"
+               : "unknown key; the keys are " + join(known, ", "));
     }
   }
 

@@ -50,80 +50,87 @@ requires std::same_as<std::remove_const_t<Section>, ModelSection>
 void keys(Section& s, Visitor&& visit) {
   visit(
       "from", s.from,
-      path("a Hugging Face folder (config.json and safetensors) to begin from; the keys below are "
-           "then its own"));
-  visit("kind", s.kind, one_of({"llama", "moe", "hybrid", "vlm"}, "what the model is"));
+      path("a Hugging Face folder (config.json and safetensors) to start from; it then sets the "
+           "keys below"));
+  visit("kind", s.kind, one_of({"llama", "moe", "hybrid", "vlm"}, "kind of model"));
   visit("dim", s.dim, up_to_bits(20, 1, "width of the model"));
   visit("layers", s.layers, up_to_bits(16, 1, "number of layers"));
-  visit("heads", s.heads, up_to_bits(16, 1, "heads of the attention; they divide dim"));
+  visit("heads", s.heads, up_to_bits(16, 1, "number of attention heads; divides dim"));
   visit(
       "kv_heads", s.kv_heads,
-      up_to_bits(16, 0, "heads of keys and values; they divide heads; 0: as many"));
+      up_to_bits(16, 0, "number of key and value heads; divides heads; 0: same as heads"));
   visit(
       "ffn", s.ffn,
-      up_to_bits(24, 0, "width inside the feed-forward layers; 0: 8/3 dim, rounded up to 64"));
+      up_to_bits(
+          24, 0,
+          "hidden width of the feed-forward layers; 0: 8/3 dim, rounded up to a multiple of 64"));
   visit("vocab", s.vocab, up_to_bits(31, 2, "size of the vocabulary"));
-  visit("rope_theta", s.rope_theta, above(0, "base of the rotary positions"));
-  visit("norm_eps", s.norm_eps, above(0, "epsilon of the norms"));
-  visit("tie_embeddings", s.tie_embeddings, meaning("the output head is the embedding"));
-  visit("init_std", s.init_std, at_least(0, "deviation of the initial weights"));
-  visit("experts", s.experts, up_to_bits(16, 1, "moe, hybrid: experts of a layer"));
-  visit("top_k", s.top_k, up_to_bits(16, 1, "moe, hybrid: experts that a token takes"));
+  visit("rope_theta", s.rope_theta, above(0, "base of the rotary position embeddings"));
+  visit("norm_eps", s.norm_eps, above(0, "epsilon of the RMSNorms"));
   visit(
-      "expert_ffn", s.expert_ffn, up_to_bits(24, 0, "moe, hybrid: width inside an expert; 0: ffn"));
+      "tie_embeddings", s.tie_embeddings, meaning("the output head shares the embedding's weight"));
+  visit("init_std", s.init_std, at_least(0, "standard deviation of the initial weights"));
+  visit("experts", s.experts, up_to_bits(16, 1, "moe, hybrid: experts per layer"));
+  visit("top_k", s.top_k, up_to_bits(16, 1, "moe, hybrid: experts per token"));
+  visit(
+      "expert_ffn", s.expert_ffn,
+      up_to_bits(24, 0, "moe, hybrid: hidden width of an expert; 0: ffn"));
   visit(
       "shared_ffn", s.shared_ffn,
-      up_to_bits(24, 0, "moe, hybrid: width of the expert that every token takes too; 0: none"));
-  visit(
-      "balance", s.balance,
-      at_least(0, "moe, hybrid: weight of the loss that wants all experts equally busy"));
+      up_to_bits(24, 0, "moe, hybrid: hidden width of the shared expert; 0: no shared expert"));
+  visit("balance", s.balance, at_least(0, "moe, hybrid: weight of the load-balancing loss"));
   visit(
       "pattern", s.pattern,
-      meaning("hybrid: a letter per layer, again from the start where it is short: M Mamba-2, "
-              "* attention, - feed-forward, E experts"));
-  visit("ssm_state", s.ssm_state, up_to_bits(16, 1, "hybrid: numbers of state per dim of a head"));
+      meaning("hybrid: one letter per layer, repeated if shorter than layers: M Mamba-2, * "
+              "attention, - feed-forward, E experts"));
+  visit("ssm_state", s.ssm_state, up_to_bits(16, 1, "hybrid: Mamba-2 state size"));
   visit(
       "ssm_head_dim", s.ssm_head_dim,
       up_to_bits(16, 1, "hybrid: width of a Mamba-2 head; divides 2 dim"));
   visit(
       "ssm_groups", s.ssm_groups,
-      up_to_bits(16, 1, "hybrid: groups of Mamba-2 heads that write and read alike"));
+      up_to_bits(16, 1, "hybrid: groups of Mamba-2 heads that share B and C"));
+  visit("ssm_chunk", s.ssm_chunk, up_to_bits(20, 1, "hybrid: tokens per Mamba-2 chunk"));
   visit(
-      "ssm_chunk", s.ssm_chunk, up_to_bits(20, 1, "hybrid: tokens that Mamba-2 computes at once"));
-  visit("image_size", s.image_size, up_to_bits(14, 1, "vlm: pixels of an image's side"));
-  visit("patch", s.patch, up_to_bits(14, 1, "vlm: pixels of a patch's side; divides image_size"));
+      "image_size", s.image_size, up_to_bits(14, 1, "vlm: width and height of an image in pixels"));
+  visit(
+      "patch", s.patch,
+      up_to_bits(14, 1, "vlm: width and height of a patch in pixels; divides image_size"));
   visit("vision_dim", s.vision_dim, up_to_bits(20, 1, "vlm: width of the vision tower"));
   visit("vision_layers", s.vision_layers, up_to_bits(16, 1, "vlm: layers of the vision tower"));
   visit(
-      "vision_heads", s.vision_heads, up_to_bits(16, 1, "vlm: its heads; they divide vision_dim"));
+      "vision_heads", s.vision_heads,
+      up_to_bits(16, 1, "vlm: attention heads of the vision tower; divides vision_dim"));
   visit(
       "image_token", s.image_token,
-      up_to_bits(31, 0, "vlm: the token that stands in the text once for each patch of an image"));
+      up_to_bits(31, 0, "vlm: the placeholder token, one for each patch of an image"));
 }
 
 template <class Section, class Visitor>
 requires std::same_as<std::remove_const_t<Section>, DataSection>
 void keys(Section& s, Visitor&& visit) {
-  visit("tokens", s.tokens, path("a file of token numbers; this or text"));
-  visit("text", s.text, path("a file whose bytes are the tokens; this or tokens"));
-  visit("dtype", s.dtype, one_of({"uint16", "uint32"}, "of the numbers in tokens"));
-  visit("seq", s.seq, up_to_bits(28, 1, "tokens of a sequence"));
+  visit("tokens", s.tokens, path("a file of token numbers; give this or text"));
+  visit("text", s.text, path("a file whose bytes are the tokens; give this or tokens"));
+  visit("dtype", s.dtype, one_of({"uint16", "uint32"}, "dtype of the numbers in tokens"));
+  visit("seq", s.seq, up_to_bits(28, 1, "sequence length in tokens"));
   visit("batch", s.batch, up_to_bits(20, 1, "sequences per rank and micro-batch"));
-  visit("micro_batches", s.micro_batches, up_to_bits(16, 1, "of a step"));
+  visit(
+      "micro_batches", s.micro_batches,
+      up_to_bits(16, 1, "micro-batches per step (gradient accumulation)"));
   visit(
       "shuffle", s.shuffle,
-      meaning("another order of the sequences in each pass over the file, the same for any number "
-              "of ranks"));
-  visit("validation", s.validation, path("a file like tokens or text, to validate with"));
+      meaning("shuffle the sequences anew for each pass over the file; the order is the same for "
+              "any number of ranks"));
+  visit("validation", s.validation, path("validation data: a file like tokens or text"));
   visit(
       "tokenizer", s.tokenizer,
-      path("a tokenizer.json, or a folder with one, that is copied into every checkpoint; absent: "
-           "that of model.from"));
+      path("a tokenizer.json, or its folder, to copy into every checkpoint; default: that of "
+           "model.from"));
   visit(
       "images", s.images,
-      path("vlm: a file of images, image_size x image_size x 3 bytes each, in the order in which "
-           "they stand in the text"));
-  visit("validation_images", s.validation_images, path("vlm: those of validation"));
+      path("vlm: a file of images, image_size x image_size x 3 bytes each, in the order of "
+           "the text"));
+  visit("validation_images", s.validation_images, path("vlm: the images of validation"));
 }
 
 template <class Section, class Visitor>
@@ -133,21 +140,25 @@ void keys(Section& s, Visitor&& visit) {
       "no_shard", "optim", "optim_grads", "optim_grads_params"};
   visit(
       "strategy", s.strategy,
-      one_of(strategies, "what is sharded over the ranks; nothing where there is one"));
+      one_of(strategies, "what is sharded over the ranks; a single rank shards nothing"));
   visit(
       "outer", s.outer,
       up_to_bits(
           16, 1,
-          "groups of ranks that hold the model once each (HSDP, HFSDP); they divide the ranks"));
+          "number of groups of ranks, each with a whole copy of the model (HSDP, HFSDP); divides "
+          "the ranks"));
   visit(
       "outer_strategy", s.outer_strategy,
       one_of(strategies, "what is sharded between those groups"));
-  visit("prefetch", s.prefetch, up_to_bits(16, 0, "units that are gathered ahead"));
+  visit(
+      "prefetch", s.prefetch,
+      up_to_bits(16, 0, "prefetch depth: number of units that are gathered ahead"));
   visit(
       "keep_gathered", s.keep_gathered,
       up_to_bits(
           16, 0,
-          "last units that stay gathered from forward to backward: fewer gathers, more memory"));
+          "number of last units that stay gathered from forward to backward (no reshard after "
+          "forward): fewer gathers, more memory"));
 }
 
 template <class Section, class Visitor>
@@ -157,17 +168,17 @@ void keys(Section& s, Visitor&& visit) {
       "kind", s.kind,
       one_of(
           {"planned", "eager"},
-          "of gathered parameters and full gradients: in one arena at fixed addresses, or wherever "
-          "torch's allocator puts them each time"));
+          "memory of gathered parameters and full gradients. planned: one arena with fixed "
+          "addresses; eager: torch's caching allocator"));
   visit(
       "budget", s.budget,
-      meaning("what all may take on the device, such as \"64GiB\"; \"auto\": what is free there. "
+      meaning("limit for all memory on the device, such as \"64GiB\"; \"auto\": the free memory. "
               "shard.prefetch, shard.keep_gathered, train.recompute and train.recompute_layers are "
               "then chosen for the shortest step that fits; \"\": no limit"));
   visit(
       "symmetric", s.symmetric,
-      meaning("the arena is NCCL's own memory, registered with its communicators before the first "
-              "step"));
+      meaning("allocate the arena with NCCL's allocator and register it with its communicators "
+              "before the first step"));
 }
 
 template <class Section, class Visitor>
@@ -178,68 +189,76 @@ void keys(Section& s, Visitor&& visit) {
       "recipe", s.recipe,
       one_of(
           {"fp32", "bf16_o1", "bf16_o2", "bf16_o3", "fp16"},
-          "all of the below by one name (docs/numerics.md)"));
-  visit("compute", s.compute, one_of(dtypes, "dtype that the model computes with"));
-  visit("main", s.main, one_of(dtypes, "dtype that the optimizer updates"));
-  visit("gradient", s.gradient, one_of(dtypes, "dtype that gradients add up in"));
-  visit("reduce", s.reduce, one_of(dtypes, "dtype that gradients travel in"));
+          "a named combination of the keys below (docs/numerics.md)"));
+  visit(
+      "compute", s.compute,
+      one_of(dtypes, "dtype that the model computes with and that is all-gathered"));
+  visit(
+      "main", s.main,
+      one_of(dtypes, "dtype of the main weights (master weights), which the optimizer updates"));
+  visit("gradient", s.gradient, one_of(dtypes, "dtype in which gradients accumulate"));
+  visit("reduce", s.reduce, one_of(dtypes, "dtype in which gradients are reduced"));
 }
 
 template <class Section, class Visitor>
 requires std::same_as<std::remove_const_t<Section>, OptimSection>
 void keys(Section& s, Visitor&& visit) {
   visit("name", s.name, one_of({"adamw"}, "the optimizer"));
-  visit("lr", s.lr, at_least(0, "rate, at its highest"));
+  visit("lr", s.lr, at_least(0, "highest learning rate"));
   visit(
       "betas", s.betas,
-      {.meaning = "decay of the two moments", .least = 0, .most = 1, .below = true});
-  visit("eps", s.eps, at_least(0, "added to the root of the second moment"));
-  visit("weight_decay", s.weight_decay, at_least(0, "pulls weights towards 0"));
+      {.meaning = "decay rates of the two moments", .least = 0, .most = 1, .below = true});
+  visit("eps", s.eps, at_least(0, "epsilon, added to the root of the second moment"));
+  visit("weight_decay", s.weight_decay, at_least(0, "weight decay, decoupled from the gradient"));
   visit(
       "weight_decay_on", s.weight_decay_on,
       one_of(
           {"all", "matrices"},
-          "what weight_decay is of: all weights, or those of two dims or more"));
-  visit("max_norm", s.max_norm, above(0, "largest norm of the gradients; absent: any"));
+          "weights that weight_decay applies to: all, or those with two or more dims"));
+  visit("max_norm", s.max_norm, above(0, "clip gradients to this norm; default: no clipping"));
   visit(
       "schedule", s.schedule,
       one_of(
           {"constant", "linear", "cosine"},
-          "of the rate, after the warm-up; down to 0 one step after the last"));
-  visit("warmup", s.warmup, up_to_bits(48, 0, "steps in which the rate rises to lr"));
+          "learning-rate schedule after the warm-up; linear and cosine reach 0 one step after the "
+          "last"));
+  visit(
+      "warmup", s.warmup,
+      up_to_bits(48, 0, "warm-up steps, in which the learning rate rises to lr"));
 }
 
 template <class Section, class Visitor>
 requires std::same_as<std::remove_const_t<Section>, TrainSection>
 void keys(Section& s, Visitor&& visit) {
   visit("steps", s.steps, up_to_bits(48, 1, "number of updates"));
-  visit("seed", s.seed, at_least(0, "of initial weights and shuffling"));
-  visit("out", s.out, meaning("folder of the results"));
+  visit("seed", s.seed, at_least(0, "seed of initial weights and shuffling"));
+  visit("out", s.out, meaning("folder for the results"));
   visit(
       "save_every", s.save_every,
-      at_least(0, "steps between checkpoints; 0: only at the end; absent: 1000"));
-  visit("keep", s.keep, at_least(0, "newest checkpoints that stay; 0: all"));
+      at_least(0, "steps between checkpoints; 0: only at the end; default: 1000"));
+  visit("keep", s.keep, at_least(0, "number of newest checkpoints to keep; 0: all"));
   visit(
       "resume", s.resume,
-      meaning("\"auto\": from the newest whole checkpoint in out, if data, seed and model.from are "
-              "still the same; \"none\"; or a checkpoint's folder, whatever has changed"));
+      meaning("\"auto\": continue from the newest complete checkpoint in out, if data, seed and "
+              "model.from are the same; \"none\"; or a checkpoint's folder, whatever has changed"));
   visit(
       "export_dtype", s.export_dtype,
       one_of(
           {"fp32", "bf16", "fp16"},
-          "of the model in a checkpoint, as others read it; absent: as it computes"));
+          "dtype of the model in a checkpoint; default: the compute dtype"));
   visit(
       "save", s.save,
       one_of(
           {"auto", "foreground", "background"},
-          "auto: on a GPU checkpoints are written while training goes on, from a copy on the "
-          "host"));
+          "how checkpoints are written; auto: in the background on a GPU, else in the foreground"));
   visit(
       "recompute", s.recompute,
-      one_of({"none", "full", "selective"}, "activations that are computed again in the backward"));
+      one_of(
+          {"none", "full", "selective"},
+          "activations that are recomputed in the backward (activation checkpointing)"));
   visit(
       "recompute_layers", s.recompute_layers,
-      up_to_bits(16, 0, "the first so many layers do so; 0: all"));
+      up_to_bits(16, 0, "number of first layers that recompute; 0: all"));
   visit(
       "validate_every", s.validate_every,
       at_least(0, "steps between validations; 0: only after the last"));
@@ -247,54 +266,54 @@ void keys(Section& s, Visitor&& visit) {
       "log_every", s.log_every,
       at_least(
           0,
-          "steps between two lines of progress: only then the host reads what the device has "
-          "computed; metrics.jsonl gets every step all the same; 0: every step on CPUs, on GPUs "
-          "the first ten and then every tenth"));
+          "steps between progress lines, at which the host reads results from the device; "
+          "metrics.jsonl has every step in any case; 0: every step on CPUs, on GPUs the first ten "
+          "and then every tenth"));
   visit(
       "watch", s.watch,
       one_of(
           {"on", "ranks", "off"},
-          "gradients that are not finite are named by parameter and micro-batch; ranks: by rank, "
-          "too, which reads all gradients once more (docs/diagnostics.md)"));
+          "report gradients that are not finite by parameter and micro-batch; ranks: also by rank, "
+          "which reads all gradients once more (docs/diagnostics.md)"));
   visit(
       "loss", s.loss,
       one_of(
           {"mean", "per_token"},
-          "mean over the step's tokens, divided beforehand or after all ranks' tokens are "
-          "counted"));
+          "loss is the mean over the step's tokens; mean: divided in each rank's loss; per_token: "
+          "divided after the reduction"));
   visit(
       "graph", s.graph,
-      meaning("on a GPU a whole step is captured as one CUDA graph and replayed; where that can't "
-              "be, it is an error"));
-  visit("tensorboard", s.tensorboard, meaning("event files beside the results"));
+      meaning(
+          "capture a whole step as one CUDA graph and replay it; an error if that is impossible"));
+  visit("tensorboard", s.tensorboard, meaning("write TensorBoard event files"));
 }
 
 template <class Section, class Visitor>
 requires std::same_as<std::remove_const_t<Section>, DeviceSection>
 void keys(Section& s, Visitor&& visit) {
-  visit("kind", s.kind, one_of({"auto", "cpu", "cuda"}, "auto: cuda where there is one"));
+  visit("kind", s.kind, one_of({"auto", "cpu", "cuda"}, "auto: cuda if there is a GPU"));
   visit(
       "ranks", s.ranks,
       up_to_bits(
-          16, 1, "ranks to start on this machine where no launcher has; --ranks comes first"));
+          16, 1,
+          "ranks to start on this machine, if no launcher has started any; --ranks overrides it"));
   visit(
       "emulate", s.emulate,
       up_to_bits(
           16, 0,
-          "to try out memory and speed: run alone as one rank of a world of so many; its losses "
-          "mean "
-          "nothing; 0: don't"));
+          "run as one rank of an emulated world of this size, to measure memory and speed; losses "
+          "are meaningless; 0: off"));
   visit(
       "network", s.network,
-      path("emulated ranks: a described network (networks/, sherd network) whose time collectives "
-           "take"));
+      path("network description for emulated ranks (networks/, sherd network), which sets the time "
+           "of collectives"));
   const auto seconds = [](const char* text) {
     return Key{.meaning = text, .least = 0, .most = 1e9, .above = true};
   };
-  visit("start_limit", s.start_limit, seconds("seconds in which all ranks must have arrived"));
+  visit("start_limit", s.start_limit, seconds("seconds to wait for all ranks at the start"));
   visit(
       "operation_limit", s.operation_limit,
-      seconds("seconds that ranks wait for each other in one operation before it is an error"));
+      seconds("seconds that an operation may wait for other ranks before it is an error"));
 }
 
 /// visitor(name, section) for each section.

@@ -52,8 +52,10 @@ class NetworkReader {
     // A link that is left out costs nothing, and so would every plan.
     const auto has_inside = read_link(table, "", "inside", into.inside);
     const auto has_between = read_link(table, "", "between", into.between);
-    if (!has_inside && into.node != 1) missing(table, "inside", "ranks of a node need a link");
-    if (!has_between && into.node != 0) missing(table, "between", "nodes need a link");
+    if (!has_inside && into.node != 1)
+      missing(table, "inside", "a node of several ranks needs an inner link");
+    if (!has_between && into.node != 0)
+      missing(table, "between", "several nodes need an outer link");
     read_axes(table, into.axes);
     read_device(table, into.device);
   }
@@ -138,7 +140,7 @@ class NetworkReader {
       const TomlTable& table, const std::string& prefix, const std::string& name) {
     if (const auto* section = table.table(name)) {
       problems_.push_back(
-          section->place() + ": " + prefix + name + " = {…}: it is no section but one value");
+          section->place() + ": " + prefix + name + " = {…}: it is a value, not a section");
     }
     return table.value(name);
   }
@@ -159,8 +161,8 @@ class NetworkReader {
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       const auto near = nearest_word(name, known);
       problems_.push_back(
-          place + ": " + prefix + name + " = " + text + ": there is no such key; " +
-          (near ? "did you mean " + prefix + *near + "?" : "there are " + join(known, ", ")));
+          place + ": " + prefix + name + " = " + text + ": unknown key; " +
+          (near ? "did you mean " + prefix + *near + "?" : "the keys are " + join(known, ", ")));
     }
   }
 
@@ -284,8 +286,7 @@ Network network_of(
   for (const auto& [name, size] : axes) {
     stride /= size;
     const bool is_new = result.axes.emplace(name, link_of(file, stride, size, ranks)).second;
-    TORCH_CHECK_VALUE(
-        is_new, "[network] two axes are called ", name, ": give each a name of its own");
+    TORCH_CHECK_VALUE(is_new, "[network] two axes have the name ", name, ": use different names");
   }
   for (const auto& [name, link] : file.axes) result.axes[name] = link;
   return result;

@@ -164,7 +164,7 @@ World world_of(const Configuration& configuration) {
 std::vector<std::pair<std::string, int64_t>> axes_of(const ShardSection& shard, int64_t ranks) {
   TORCH_CHECK_VALUE(
       ranks % shard.outer == 0, "[train] shard.outer = ", shard.outer,
-      ": it must divide the ranks of this run, of which there are ", ranks);
+      ": it must divide the number of ranks, which is ", ranks);
   if (shard.outer == 1) return {{"dp", ranks}};
   return {{"dp_outer", shard.outer}, {"dp", ranks / shard.outer}};
 }

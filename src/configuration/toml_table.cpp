@@ -146,7 +146,7 @@ std::optional<TomlTable> read_toml(
   if (const auto line = line_of_stray_byte(toml)) {
     problems.push_back(
         name + ":" + std::to_string(*line) +
-        ": a character that is no plain ASCII stands outside a string: put the value in quotes");
+        ": a non-ASCII character outside a string: put the value in quotes");
     return std::nullopt;
   }
   try {

@@ -150,8 +150,8 @@ class Search {
     const std::string strongest = "optim_grads_params";
     const int64_t least = smallest(ranks_, wanted_.shard.strategy);
     std::string text = c10::str(
-        "the least that this model takes on ", ranks_, ranks_ == 1 ? " rank" : " ranks", " is ",
-        byte_text(least), ", with full recompute and no prefetch.");
+        "the least memory that this model needs on ", ranks_, ranks_ == 1 ? " rank" : " ranks",
+        " is ", byte_text(least), ", with full recompute and no prefetch.");
     if (wanted_.shard.strategy != strongest && ranks_ > 1) {
       const int64_t sharded = smallest(ranks_, strongest);
       text += c10::str(
@@ -261,8 +261,8 @@ int64_t budget_of(const Configuration& configuration, const PlanOptions& options
                           : std::nullopt;
   TORCH_CHECK_VALUE(
       memory,
-      "[train.budget] memory.budget = \"auto\" is what a GPU has free, and there is none "
-      "here: give a number such as \"64GiB\", or a network file that says device.memory");
+      "[train.budget] memory.budget = \"auto\" means the free memory of a GPU, and this machine "
+      "has none: give a number such as \"64GiB\", or a network file with device.memory");
   return memory->total - memory->used;
 }
 

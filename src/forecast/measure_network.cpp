@@ -105,7 +105,7 @@ Link fit_link(const std::vector<TimedCollective>& timed, int64_t ranks) {
   for (const auto& [collective, bytes, seconds] : timed) {
     TORCH_CHECK_VALUE(
         seconds > 0, "[network] ", to_text(collective), " of ", bytes, " bytes took ", seconds,
-        " s: times must be above 0");
+        " s: a time must be above 0");
     auto& [sum, count] = by_bytes[wire_bytes(collective, bytes, ranks)];
     sum += seconds;
     ++count;

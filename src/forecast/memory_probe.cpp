@@ -31,7 +31,7 @@ void MemoryProbe::correct(Ledger& planned) const {
   planned.at("CUDA context").planned = context_;
   planned.at("CUDA context").note = "measured at the start";
   planned.at("communicators").planned = communicators_;
-  planned.at("communicators").note = "measured when they were made";
+  planned.at("communicators").note = "measured when they were created";
 }
 
 void MemoryProbe::measure(
@@ -106,10 +106,10 @@ std::string advice_on_memory(
     best = words;
   }
   return text + c10::str(
-                    ". What saves most is ", best, ": ",
+                    ". The change that saves most is ", best, ": ",
                     byte_text(std::max<int64_t>(0, planned.planned() - least)));
 } catch (const std::exception&) {
-  return "what would help could not be worked out";  // the error itself is what counts
+  return "which change would help could not be determined";  // the error itself is what counts
 }
 
 }  // namespace sherd

@@ -161,7 +161,8 @@ UnitTimes read_unit_times(const std::string& path) {
   TORCH_CHECK_VALUE(
       number(json, "update") && json.contains("units") && json["units"].is_array(), "[train.plan] ",
       path,
-      ": no file of unit times, which has \"update\" and \"units\"; sherd rehearse writes one");
+      ": not a file of unit times (\"update\" and \"units\"); write one with sherd rehearse "
+      "--times");
   UnitTimes times;
   times.update = json["update"].get<double>();
   for (const auto& one : json["units"]) {

@@ -25,7 +25,7 @@ std::string arena_text(const ProgramBytes& bytes) {
           ? 100 * (static_cast<double>(bytes.arena) / static_cast<double>(bytes.bound) - 1)
           : 0;
   return format_text(
-      "arena: %s, %.1f %% above what is in use at once (%s)", byte_text(bytes.arena).c_str(), over,
+      "arena: %s, %.1f %% above the lower bound (%s)", byte_text(bytes.arena).c_str(), over,
       byte_text(bytes.bound).c_str());
 }
 
@@ -157,11 +157,10 @@ std::string RunPlan::to_text() const {
   }
   if (timeline) {
     out << format_text(
-        "\na step takes %s: computing %s, standing still for collectives %s; %.0f tokens/s per "
-        "rank\n",
+        "\na step takes %s: compute %s, waiting for collectives %s; %.0f tokens/s per rank\n",
         time_text(timeline->seconds).c_str(), time_text(timeline->compute).c_str(),
         time_text(timeline->exposed_total()).c_str(), tokens_per_second);
-    out << "  from " << times_from << '\n';
+    out << "  times: " << times_from << '\n';
   }
   if (!worlds.empty()) out << "\nranks        memory        step     exposed   tokens/s per rank\n";
   for (const auto& world : worlds) {
@@ -243,7 +242,7 @@ std::string difference(const RunPlan& one, const RunPlan& other) {
     }
     if (plan.timeline) {
       all.emplace_back("step", time_text(plan.timeline->seconds));
-      all.emplace_back("standing still", time_text(plan.timeline->exposed_total()));
+      all.emplace_back("waiting", time_text(plan.timeline->exposed_total()));
     }
     return all;
   };

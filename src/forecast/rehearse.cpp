@@ -179,7 +179,7 @@ RehearsedWorld rehearse_one(
   for (const auto& step : steps) {
     seconds.push_back(step.seconds);
     say(c10::str(
-        "a world of ", ranks, ": ", step.seconds, " s, loss ", step.loss, ", norm of the gradient ",
+        "a world of ", ranks, ": ", step.seconds, " s, loss ", step.loss, ", gradient norm ",
         step.gradient_norm));
   }
   result.steps = std::move(steps);
@@ -213,10 +213,10 @@ RehearsedWorld rehearse_one(
 
 std::vector<RehearsedWorld> rehearse(
     const Configuration& configuration, const RehearseOptions& options) {
-  TORCH_CHECK_VALUE(!options.worlds.empty(), "[train.rehearse] no size of a world is given");
+  TORCH_CHECK_VALUE(!options.worlds.empty(), "[train.rehearse] no world size is given");
   TORCH_CHECK_VALUE(
       configuration.model.kind != "vlm",
-      "[train.rehearse] a model of kind \"vlm\" needs images, which a rehearsal does not have");
+      "[train.rehearse] a model of kind \"vlm\" can't be rehearsed: a rehearsal has no images");
   use_expandable_segments();
   std::vector<RehearsedWorld> result;
   for (const int64_t ranks : options.worlds) {
@@ -224,8 +224,8 @@ std::vector<RehearsedWorld> rehearse(
     auto& latest = result.back();
     if (!options.say) continue;
     options.say(c10::str(
-        "a world of ", ranks, ": step ", latest.seconds, " s, standing still ", latest.exposed,
-        " s, ", latest.tflops, " TFLOP/s"));
+        "a world of ", ranks, ": step ", latest.seconds, " s, waiting ", latest.exposed, " s, ",
+        latest.tflops, " TFLOP/s"));
   }
   for (auto& one : result) {
     for (const auto& other : result) {

@@ -23,8 +23,8 @@ Costs measured_costs(const Program& program, const UnitTimes& times) {
       return one.first == unit.name;
     });
     TORCH_CHECK_VALUE(
-        found != times.units.end(), "[train.plan] the file of unit times has none of unit '",
-        unit.name, "': it was measured with another model; rehearse this one");
+        found != times.units.end(), "[train.plan] the file of unit times has no unit '", unit.name,
+        "': it was measured with another model; rehearse this one");
     costs.units.push_back(found->second);
   }
   return costs;
@@ -73,7 +73,7 @@ RunCosts costs_of(
     result.from = "measured unit times";
   } else if (options.network && options.network->device.tflops > 0) {
     result.costs = estimated_costs(configuration, rehearsal, options.network->device);
-    result.from = "products at the device's speed, an estimate";
+    result.from = "matrix products at the device's speed, an estimate";
   }
   if (options.network) {
     result.costs.network = network_of(*options.network, axes_of(configuration.shard, ranks));

@@ -48,7 +48,7 @@ Checkpoints::Checkpoints(
   if (in_background_ &&
       (train_.save_every.value_or(0) > 0 || world.launcher() != Launcher::emulated)) {
     const auto bytes = background_.reserve(model, &optimizer);
-    say_("saving in the background takes " + byte_text(bytes) + " of host memory on each rank");
+    say_("background saves use " + byte_text(bytes) + " of host memory on each rank");
   }
 }
 
@@ -79,7 +79,7 @@ void Checkpoints::load_from(const std::string& folder, LoadedState& state) {
         text.find("damaged") != std::string::npos || text.find("missing") != std::string::npos;
     TORCH_CHECK_VALUE(
         train_.resume != "auto" || !damaged, text, ": remove ", folder,
-        " to go on from the checkpoint before it, or set train.resume");
+        " to continue from the checkpoint before it, or set train.resume");
     throw;
   }
 }
@@ -98,14 +98,14 @@ Checkpoints::Place Checkpoints::resume() {
     const auto found = state.numbers.find(name);
     TORCH_CHECK_VALUE(
         found != state.numbers.end() && found->second >= 0, "[train] ", folder,
-        "/state.json has no ", name, ": it is no checkpoint of sherd train");
+        "/state.json has no ", name, ": it is not a checkpoint of sherd train");
     return found->second;
   };
   const Place place{number("step"), number("samples")};
   TORCH_CHECK_VALUE(
       place.step <= train_.steps, "[train] ", folder, " has step ", place.step,
       ", but train.steps = ", train_.steps, ": give more steps, or train.resume = \"none\"");
-  say_("goes on from " + folder);
+  say_("continuing from " + folder);
   std::istringstream lines(changes);
   for (std::string line; std::getline(lines, line);) say_(line);
   if (train_.resume == "auto") {
@@ -137,7 +137,7 @@ bool Checkpoints::attempt(const std::function<void()>& action) {
   try {
     action();
   } catch (const c10::Error& error) {
-    say_(std::string("not saved: ") + error.what_without_backtrace());
+    say_(std::string("checkpoint not saved: ") + error.what_without_backtrace());
     return false;
   }
   return true;

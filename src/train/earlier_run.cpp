@@ -83,8 +83,8 @@ void check_same_model(
   }
   TORCH_CHECK_VALUE(
       differences.empty(), "[train] ", checkpoint,
-      " is of another model: ", join(differences, "; "),
-      ". Set the keys as they were, choose another train.out, or train.resume = \"none\"");
+      " belongs to another model: ", join(differences, "; "),
+      ". Restore the keys, choose another train.out, or set train.resume = \"none\"");
 }
 
 }  // namespace
@@ -162,7 +162,7 @@ std::string compare_with_earlier_run(
     others.push_back(
         (section.text ? "data.text = " + to_toml(section.text)
                       : "data.tokens = " + to_toml(section.tokens)) +
-        " has other tokens than those that the checkpoint was trained on");
+        " has other tokens than the data of the checkpoint");
   }
   const auto seed = number_in_state(checkpoint, "seed");
   // A checkpoint without a configuration was made by another program, which knew no seed of ours.
@@ -171,10 +171,9 @@ std::string compare_with_earlier_run(
   }
   TORCH_CHECK_VALUE(
       others.empty() || configuration.train.resume != "auto", "[train] ", checkpoint,
-      " is of another run: ", join(others, "; "),
-      ". Choose another train.out; to go on from these ",
-      "weights all the same, set train.resume = ", to_toml(checkpoint),
-      "; to begin anew, train.resume = \"none\"");
+      " belongs to another run: ", join(others, "; "),
+      ". Choose another train.out; to continue from these weights anyway, set train.resume = ",
+      to_toml(checkpoint), "; to start over, train.resume = \"none\"");
   std::string lines;
   for (const auto& [key, now, before] : changed) {
     lines += "changed since " + checkpoint + ": " + key + " = " +

@@ -23,7 +23,7 @@ std::string culprits_text(const std::vector<Finding>& ordered) {
     others.push_back("'" + ordered[i].parameter + "'");
   }
   if (others.empty()) return text;
-  text += "; after it also those of " + join(others, ", ");
+  text += "; then also those of " + join(others, ", ");
   if (ordered.size() > kNamed) text += c10::str(" and ", ordered.size() - kNamed, " more");
   return text;
 }
@@ -36,13 +36,13 @@ std::string remedies(const Configuration& configuration) {
                      : "set optim.max_norm = 1.0");
   words.push_back(c10::str("raise optim.warmup (it is ", optim.warmup, " steps)"));
   if (precision.recipe == "bf16_o3" || precision.main == "bf16" || precision.main == "fp16") {
-    words.emplace_back("give precision more bits, such as precision.recipe = \"bf16_o2\"");
+    words.emplace_back("use a higher precision, such as precision.recipe = \"bf16_o2\"");
   }
   if (configuration.train.watch != "ranks") {
     words.emplace_back(
         configuration.train.watch == "off"
             ? "set train.watch = \"on\", which names the parameter"
-            : "set train.watch = \"ranks\", which names the rank, too");
+            : "set train.watch = \"ranks\", which also names the rank");
   }
   return join(words, "; ");
 }
@@ -69,8 +69,8 @@ std::string not_finite_text(
     const std::string& saved) {
   return c10::str(
       "[train] step ", step, " is not finite: ", culprits_text(ordered), ". It changed no weight; ",
-      saved.empty() ? "this run has saved no state" : "the last good state is in " + saved,
-      ". What may help: ", remedies(configuration));
+      saved.empty() ? "this run has not saved a checkpoint" : "the last good state is in " + saved,
+      ". To try: ", remedies(configuration));
 }
 
 }  // namespace sherd

@@ -31,7 +31,7 @@ std::optional<std::string> read(const fs::path& path) {
   if (!fs::is_regular_file(path, code)) return std::nullopt;
   TORCH_CHECK_VALUE(
       fs::file_size(path, code) <= kLargest && !code, "[train] ", path.string(), " has more than ",
-      kLargest, " bytes: that is no file of a tokenizer");
+      kLargest, " bytes: it is not a tokenizer file");
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
@@ -53,13 +53,13 @@ void add_tokenizer(const fs::path& path, Files& files) {
     add(path, kOfTokenizer, files);
     TORCH_CHECK_VALUE(
         files.size() > before, "[train] data.tokenizer = ", path.string(),
-        " has no file of a tokenizer, such as tokenizer.json");
+        " has no tokenizer file, such as tokenizer.json");
     return;
   }
   auto text = read(path);
   TORCH_CHECK_VALUE(
       text, "[train] data.tokenizer = ", path.string(),
-      " is neither a file nor a folder: give a tokenizer.json or the folder that it is in");
+      " is neither a file nor a folder: give a tokenizer.json or its folder");
   const bool json = path.extension() == ".json";
   files[json ? "tokenizer.json" : path.filename().string()] = std::move(*text);
 }

@@ -169,9 +169,9 @@ std::string plots(const std::vector<StepMetrics>& steps) {
   };
   constexpr double kMiB = 1 << 20;
   return Plot("Loss", std::move(losses)).html() +
-         single("Norm of the gradients", [](const StepMetrics& one) { return one.grad_norm; }) +
+         single("Gradient norm", [](const StepMetrics& one) { return one.grad_norm; }) +
          single("Tokens per second", [](const StepMetrics& one) { return one.tokens_per_second; }) +
-         single("Rate", [](const StepMetrics& one) { return one.lr; }) +
+         single("Learning rate", [](const StepMetrics& one) { return one.lr; }) +
          Plot(
              "Memory on the fullest rank, MiB",
              {line_of(

@@ -39,7 +39,7 @@ Results::Results(const Configuration& configuration) : configuration_(configurat
   fs::create_directories(out, code);
   TORCH_CHECK_VALUE(
       !code && fs::is_directory(out), "[train] train.out = ", out,
-      " can't be made: ", code ? code.message() : "it is a file", ": choose another folder");
+      " can't be created: ", code ? code.message() : "it is a file", ": choose another folder");
   each_path(configuration, [&](const std::string& key, const std::string& input) {
     for (const char* name : {"configuration.toml", "metrics.jsonl", "report.html"}) {
       TORCH_CHECK_VALUE(

@@ -33,7 +33,7 @@ std::string owner_in(const std::string& path) {
   std::string text;
   std::ifstream in(path);
   std::getline(in, text);
-  return text.empty() ? "a process that has not said its name yet" : text;
+  return text.empty() ? "an unknown process" : text;
 }
 
 /// Whether a path still leads to an open file: the run before may have removed it.
@@ -52,7 +52,7 @@ RunLock::RunLock(const std::string& folder, const Options& options)
   while (!try_lock(options)) {
     TORCH_CHECK_VALUE(
         std::chrono::steady_clock::now() < end, "[train] train.out = ", folder,
-        " belongs to another run: ", owner_in(path_), " (", path_,
+        " is in use by another run: ", owner_in(path_), " (", path_,
         "); wait for its end, stop it, or choose another train.out");
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
@@ -75,7 +75,7 @@ bool RunLock::try_lock(const Options& options) {
   if (error == 0 || error == EWOULDBLOCK || error == EINTR) return false;
   missing_ = c10::str(
       "the file system of ", path_, " has no locks (", std::strerror(error),
-      "): nothing keeps a second run out of train.out");
+      "): a second run into train.out would not be noticed");
   return true;
 }
 

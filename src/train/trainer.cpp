@@ -124,8 +124,8 @@ Trainer::Trainer(const Configuration& configuration)
   if (configuration_.train.graph) {
     TORCH_CHECK_VALUE(
         !data_.has_images(),
-        "[train] train.graph = true: a model of kind \"vlm\" runs its tower for some batches only, "
-        "and a graph repeats one step; set train.graph = false");
+        "[train] train.graph = true: a model of kind \"vlm\" runs its vision tower for some "
+        "batches only, and a graph always repeats the same step; set train.graph = false");
     graph_.emplace(*model_);
   }
 }
@@ -148,9 +148,8 @@ void Trainer::plan_memory() {
   if (const auto text = symmetric_report(*model_); !text.empty()) say("symmetric memory: " + text);
   const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (world_.device().is_cuda() && connections && std::string(connections) == "1") {
-    say("CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one queue: nothing will overlap; "
-        "unset "
-        "it");
+    say("CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one queue, so nothing will overlap; "
+        "unset it");
   }
 }
 

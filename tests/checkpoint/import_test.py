@@ -307,8 +307,8 @@ def malformed():
         return {"model": weight, "optim": {"state": of}}
     titan = {"layers.0.attention.wq.weight": torch.ones(8, 2), "layers.0.attention.wk.weight": torch.ones(4, 2)}
     return {
-        "not a folder": (lambda place: (place / "in").write_text("x"), None, ["in is no folder", "give the folder"]),
-        "nothing there": (lambda place: None, None, ["in is no folder"]),
+        "not a folder": (lambda place: (place / "in").write_text("x"), None, ["in is not a folder", "give the folder"]),
+        "nothing there": (lambda place: None, None, ["in is not a folder"]),
         "no metadata": (
             edit(lambda source: (source / ".metadata").unlink()), None, [".metadata is missing", "give the folder"]),
         "no pickle": (
@@ -317,11 +317,11 @@ def malformed():
                  [".metadata", "mkdir", "trust"]),
         "truncated": (edit(truncate), None, ["__0_0.distcp has", "truncated", "copy it again"]),
         "scrambled": (edit(scramble), None, ["can't be read", ".distcp is damaged"]),
-        "no distcp": (edit(lambda source: (source / "__0_0.distcp").unlink()), None, ["__0_0.distcp is not there"]),
+        "no distcp": (edit(lambda source: (source / "__0_0.distcp").unlink()), None, ["__0_0.distcp is missing"]),
         "a missing piece": (metadata(lambda about: about.state_dict_metadata["model.w"].chunks.clear()), None,
                             ["the pieces of 'model.w' have 0 values of 2"]),
         "a wrong piece": (metadata(lambda about: setattr(about.state_dict_metadata["model.w"].chunks[0], "offsets",
-                                                         torch.Size([1]))), None, ["'model.w' at [1] is outside"]),
+                                                         torch.Size([1]))), None, ["'model.w' at [1] is out of range"]),
         "OUT exists": (
             lambda place: (save(place / "in", weight), (place / "out").mkdir()), None, ["out exists", "remove it"]),
         "OUT.part exists": (lambda place: (save(place / "in", weight), (place / "out.part").mkdir()), None,
@@ -330,7 +330,7 @@ def malformed():
         "a config without heads": (titan, "{}", ["config.json: num_attention_heads = null"]),
         "a config of another model": (
             titan, '{"num_attention_heads": 4}', ["wk.weight' has 4 rows", "num_key_value_heads"]),
-        "a config that is a list": (weight, "[1]", ["config.json is no JSON object"]),
+        "a config that is a list": (weight, "[1]", ["config.json is not a JSON object"]),
         "a config that is no JSON": (weight, "{", ["config.json can't be read"]),
         "another attention": (
             {**titan, "layers.0.attention.q_norm.weight": torch.ones(2)}, json.dumps(CONFIG),
@@ -341,17 +341,17 @@ def malformed():
                               ["optim.state.w.exp_avg' has the dtype"]),
         "state of a missing parameter": (states(w=adam(), v=adam()), None, ["a parameter 'v'", "same training"]),
         "state of another shape": (
-            states(w=adam(exp_avg_sq=torch.zeros(3))), None, ["exp_avg_sq' has not the shape", "[2]"]),
+            states(w=adam(exp_avg_sq=torch.zeros(3))), None, ["exp_avg_sq' does not have the shape", "[2]"]),
         "differing steps": ({"model": {**weight, "v": torch.ones(2)},
                              "optim": {"state": {"w": adam(), "v": adam(step=torch.tensor(4.0))}}}, None,
                             ["steps differ", "optim.state.w.step' = 3", "optim.state.v.step' = 4"]),
-        "half a step": (states(w=adam(step=torch.tensor(3.5))), None, ["optim.state.w.step' is no whole number"]),
+        "half a step": (states(w=adam(step=torch.tensor(3.5))), None, ["optim.state.w.step' is not a whole number"]),
         "half a state": (states(w={"step": 1, "exp_avg": torch.zeros(2)}), None, ["no exp_avg_sq of 'w'"]),
         "another optimizer": (states(w={"momentum_buffer": torch.zeros(2)}), None, ["_buffer' is not of AdamW"]),
         "numbered parameters": (states(**{"0": adam()}), None, ["has a number", "get_optimizer_state_dict"]),
         "two models": (
             {"model": {"model.norm.weight": torch.ones(2), "lm_head.weight": torch.ones(2)}, "other": weight}, None,
-            ["'other.w' is beside the weights", "save it alone"]),
+            ["'other.w' does not begin as the weights do", "save it alone"]),
         "no model": ({"train_state": {"step": torch.tensor(1)}}, None, ["has no tensor of a model"]),
     }
 

@@ -80,9 +80,7 @@ TEST_F(ConfigurationTest, NonAsciiLettersAreAllowedInStringsAndComments) {
   EXPECT_EQ(read(text + "\"\\\"é\"").train.out, "\"é");
   EXPECT_EQ(read(text + "\"a\"", {"train.out=Übung"}).train.out, "Übung");
   expect_problem(
-      text + "é",
-      "run.toml:5: a character that is no plain ASCII stands outside a string: put the value in "
-      "quotes");
+      text + "é", "run.toml:5: a non-ASCII character outside a string: put the value in quotes");
 }
 
 TEST_F(ConfigurationTest, TheDumpReadsBackAsTheSame) {
@@ -97,10 +95,10 @@ TEST_F(ConfigurationTest, TheDumpReadsBackAsTheSame) {
 TEST_F(ConfigurationTest, MisspeltKeysAreNamedWithTheNearestOne) {
   expect_problem(
       std::string(kWhole) + "[optim]\nwarmpu = 2",
-      "run.toml:4: optim.warmpu = 2: there is no such key; did you mean optim.warmup?");
+      "run.toml:4: optim.warmpu = 2: unknown key; did you mean optim.warmup?");
   expect_problem(
       kWhole,
-      "--set optim.rate=1:1: optim.rate = 1: there is no such key; there are name, lr, betas, eps, "
+      "--set optim.rate=1:1: optim.rate = 1: unknown key; the keys are name, lr, betas, eps, "
       "weight_decay, weight_decay_on, max_norm, schedule, warmup",
       {"optim.rate=1"});
 }
@@ -144,7 +142,7 @@ TEST_F(ConfigurationTest, EveryProblemHasItsLine) {
       "run.toml:10: optim.lr = -1: it must be at least 0",
       "run.toml:9: optim.betas = [0.9, 1]: it must be at least 0 and below 1",
       "run.toml:11: optim.max_norm = nan: it must be above 0",
-      "run.toml:13: modle = {…}: there is no such key; did you mean model?"};
+      "run.toml:13: modle = {…}: unknown key; did you mean model?"};
   EXPECT_EQ(found, expected);
 }
 
@@ -161,7 +159,7 @@ TEST_F(ConfigurationTest, KeysThatContradictEachOtherAreNamed) {
   expect_problem(
       kWhole, "optim.warmup = 200: it must be at most train.steps = 100", {"optim.warmup=200"});
   expect_problem(
-      kWhole, "train.validate_every = 5: there is nothing to validate with; give data.validation",
+      kWhole, "train.validate_every = 5: there is no validation data; set data.validation",
       {"train.validate_every=5"});
 }
 

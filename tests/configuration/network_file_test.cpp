@@ -98,14 +98,14 @@ TEST_F(NetworkFileTest, TheTextReadsBackAsTheSame) {
 
 TEST_F(NetworkFileTest, AnUnknownKeyIsNamedWithTheNearestOne) {
   expect_problems(
-      "nodes = 8\n" + kInside, {"net.toml:1: nodes = 8: there is no such key; did you mean node?"});
+      "nodes = 8\n" + kInside, {"net.toml:1: nodes = 8: unknown key; did you mean node?"});
   expect_problems(
       "[inside]\nlatency = 0\nbandwith = 1e9\n",
-      {"net.toml:3: inside.bandwith = 1e+09: there is no such key; did you mean inside.bandwidth?",
+      {"net.toml:3: inside.bandwith = 1e+09: unknown key; did you mean inside.bandwidth?",
        "net.toml:1: inside.bandwidth is missing: write it in bytes per second"});
   expect_problems(
       kInside + "[device]\nx = 1",
-      {"net.toml:5: device.x = 1: there is no such key; there are tflops, memory_bandwidth, "
+      {"net.toml:5: device.x = 1: unknown key; the keys are tflops, memory_bandwidth, "
        "memory"});
 }
 
@@ -120,7 +120,7 @@ TEST_F(NetworkFileTest, AValueOfTheWrongTypeIsNamed) {
   expect_problems(
       kInside + "[axes]\ndp = 1\n",
       {"net.toml:5: axes.dp = 1: it is a section: write [axes.dp] and its keys below"});
-  expect_problems(kInside + "[node]\n", {"net.toml:4: node = {…}: it is no section but one value"});
+  expect_problems(kInside + "[node]\n", {"net.toml:4: node = {…}: it is a value, not a section"});
   expect_problems(
       kInside + "[device]\ntflops = \"many\"\nmemory = \"80Gb\"",
       {"net.toml:5: device.tflops = \"many\": it must be a number",
@@ -145,13 +145,13 @@ TEST_F(NetworkFileTest, AFigureInAnotherUnitLiesOutsideTheRange) {
 
 TEST_F(NetworkFileTest, ALinkThatIsNeededMustBeThere) {
   expect_problems(
-      "node = 8\n" + kInside,
-      {"net.toml:1: between is missing: nodes need a link, so write [between] with latency and "
-       "bandwidth"});
+      "node = 8\n" + kInside, {"net.toml:1: between is missing: several nodes need an outer link, "
+                               "so write [between] with latency and "
+                               "bandwidth"});
   expect_problems(
-      "overlaps = true",
-      {"net.toml:1: inside is missing: ranks of a node need a link, so write [inside] with latency "
-       "and bandwidth"});
+      "overlaps = true", {"net.toml:1: inside is missing: a node of several ranks needs an inner "
+                          "link, so write [inside] with latency "
+                          "and bandwidth"});
   EXPECT_EQ(read("node = 1\n[between]\nlatency = 0\nbandwidth = 1e9").inside.bandwidth, 0);
 }
 

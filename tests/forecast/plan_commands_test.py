@@ -127,7 +127,7 @@ def says_all(sherd):
     assert {name: value.split()[0] for name, value in collectives_of(text).items()} == {
         "all_gather over dp": "68", "reduce_scatter over dp": "34"}, text
     assert f"a step takes {plan['timeline']['seconds'] * 1e3:.2f} ms: " in text, text
-    assert "\n  from products at the device's speed, an estimate; network: H200, NVLink 4" in text, text
+    assert "\n  times: matrix products at the device's speed, an estimate; network: H200, NVLink 4" in text, text
     assert re.search(r"\n +32 x layer# .* ms .* ms ", text), text
 
     program = sherd.text(*words, "--program")
@@ -261,7 +261,7 @@ def compares(sherd):
         text, plan = sherd.text(name, *words), sherd.plan(name, *words)
         known.append({**dict(plan["facts"]), **memory_of(text), **collectives_of(text),
                       "step": re.search(r"a step takes (\S+ \S+):", text)[1],
-                      "standing still": re.search(r"standing still for collectives (\S+ \S+);", text)[1]})
+                      "waiting": re.search(r"waiting for collectives (\S+ \S+);", text)[1]})
     one, two = known
     said = sherd.text("8b.toml", "other.toml", *words)
     assert said.splitlines()[:3] == ["llama, 8.03 B parameters, 8 ranks"] * 2 + [""], said
@@ -423,7 +423,7 @@ def refuses(sherd):
     units = [{"name": name, "forward": 0.1, "backward": 0.2} for name in ("embedding", "layer0", "head")]
     write("times.json", json.dumps({"update": 0.1, "units": units}))
     sherd.refused([*run, "--times", "times.json"], "'layer1'", "another model", "rehearse")
-    for broken, said in (("{", ["no file of unit times"]), ("[]", ["no file of unit times"]),
+    for broken, said in (("{", ["not a file of unit times"]), ("[]", ["not a file of unit times"]),
                          ('{"update": -1, "units": []}', ["update"]),
                          ('{"update": 1, "units": [{"name": "embedding", "forward": "1", "backward": 1}]}', ["forward"])):
         write("times.json", broken)

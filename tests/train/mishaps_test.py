@@ -114,7 +114,7 @@ def another_run_is_told_apart(place):
 
     # Whoever names the checkpoint wants it, into whichever folder.
     said, _ = run(place, data__text="other.txt", train__seed=7, train__resume="out/step-4", train__out="other")
-    assert "goes on from out/step-4" in said and "train.seed = 7, was 1" in said, said
+    assert "continuing from out/step-4" in said and "train.seed = 7, was 1" in said, said
 
     # Only damage is a reason to remove a checkpoint; also where nothing but the weights says that the model is another.
     for name in ("configuration.toml", "config.json"):
@@ -165,7 +165,7 @@ def two_runs_do_not_share_a_folder(place):
                           env=ENVIRONMENT) as process:
         assert any(line.startswith("step") for line in process.stdout)
         _, errors = run(place, 2)
-        assert f"train.out = out belongs to another run: process {process.pid} on {os.uname().nodename}, since " in errors, errors
+        assert f"train.out = out is in use by another run: process {process.pid} on {os.uname().nodename}, since " in errors, errors
         process.send_signal(signal.SIGKILL)
     assert (place / "out/run.lock").exists()
     run(place)  # the lock of a dead process is none

@@ -12,7 +12,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from browser import Browser  # noqa: E402
 
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
-FIGURES = ["Loss", "Norm of the gradients", "Tokens per second", "Rate", "Memory on the fullest rank, MiB"]
+FIGURES = ["Loss", "Gradient norm", "Tokens per second", "Learning rate", "Memory on the fullest rank, MiB"]
 
 
 def run(sherd, place, name, steps, ranks):

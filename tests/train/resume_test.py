@@ -55,7 +55,7 @@ def main():
                                       stderr=subprocess.DEVNULL, env=environment, start_new_session=True) as process:
                     left = random.randint(1, 2 * STEPS // kills)  # steps, then at any moment of the next ones
                     for line in process.stdout:
-                        if line.startswith("goes on from"):
+                        if line.startswith("continuing from"):
                             resumed.add(line)
                         left -= line.startswith("step")
                         if left <= 0:

@@ -69,7 +69,7 @@ TEST(NotFinite, TheFirstCulpritIsNearestToTheLossInTheEarliestMicroBatch) {
   EXPECT_EQ(
       text.rfind(
           "[train] step 107 is not finite: the gradient of parameter 'layer1' is NaN in "
-          "micro-batch 2; after it also those of 'layer0', 'embedding', 'head'.",
+          "micro-batch 2; then also those of 'layer0', 'embedding', 'head'.",
           0),
       0U)
       << text;
