@@ -169,8 +169,8 @@ void check(const Candidate& candidate) {
 
 }  // namespace
 
-void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const ShardOptions& options) {
-  TORCH_CHECK_VALUE(module, "[shard] fully_shard of an empty module");
+void fully_shard(ModuleRef given, const ShardOptions& options) {
+  const auto module = given.share();
   const auto name = name_of(*module);
   if (const auto unit = find_unit(module.get())) {
     TORCH_CHECK_VALUE(

@@ -246,14 +246,6 @@ void Group::allocate_gradient() {
   }
 }
 
-int64_t Group::allocated() const {
-  const auto bytes = [](const at::Tensor& tensor) {
-    return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
-  };
-  return bytes(model_.storage) + (shares_weight_ ? 0 : bytes(main_.storage)) +
-         bytes(gradient_.storage) + (place_.eager ? bytes(slot_) + bytes(gradient_slot_) : 0);
-}
-
 void Group::add_bytes(ModelBytes& bytes) const {
   const auto of = [](const at::Tensor& tensor) {
     return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;

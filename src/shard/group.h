@@ -12,7 +12,6 @@
 #include "buffer/runs.h"
 #include "kernels/deposit.h"
 #include "shard/poison.h"
-#include "sherd/buffer/dbuffer.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/plan/program.h"
 #include "sherd/shard/precision.h"
@@ -200,8 +199,6 @@ class Group {
   /// The parameter, whoever holds it, has that data from now on.
   static void point(const at::Tensor& parameter, const at::Tensor& data);
 
-  /// Bytes of all it has allocated.
-  int64_t allocated() const;
   void add_bytes(ModelBytes& bytes) const;
   /// Its sizes; the unit's name is left out.
   GroupReport report() const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/configuration/network_file.h"
+#include "configuration/network_file.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 #include <fstream>
 
 #include "configuration/byte_size.h"
+#include "configuration/configuration.h"
 #include "files/temporary_folder.h"
-#include "sherd/configuration/configuration.h"
-#include "sherd/forecast/measure_network.h"
+#include "forecast/measure_network.h"
 
 namespace sherd {
 namespace {

@@ -34,7 +34,7 @@ class FullyShardedDataParallel {
     // In the order of registration, except that inner modules come before those around them.
     std::set<const torch::nn::Module*> seen;
     shard_inside(*model_, types, options, seen);
-    fully_shard(std::shared_ptr<torch::nn::Module>(model_.ptr()), options);
+    fully_shard(model_, options);
   }
 
   /// Runs the model's forward.

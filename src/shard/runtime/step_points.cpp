@@ -182,13 +182,4 @@ ModelBytes Runtime::bytes() const {
   return bytes;
 }
 
-int64_t Runtime::allocated() const {
-  int64_t bytes = parts_.program.arena_bytes();
-  for (const auto* unit : parts_.units) {
-    if (!unit) continue;
-    for (const auto& group : unit->groups()) bytes += group->allocated();
-  }
-  return bytes;
-}
-
 }  // namespace sherd
