@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "child_process.h"
+#include "configuration/network_file.h"
 #include "files/byte_text.h"
 #include "files/format_text.h"
-#include "sherd/configuration/network_file.h"
 #include "tools.h"
 #include "write_file.h"
 

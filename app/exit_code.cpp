@@ -6,8 +6,8 @@
 #include <exception>
 #include <iostream>
 
+#include "configuration/configuration.h"
 #include "local_ranks.h"
-#include "sherd/configuration/configuration.h"
 
 namespace sherd::app {
 

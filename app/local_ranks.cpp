@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "child_process.h"
-#include "sherd/train/train.h"
 #include "tools.h"
+#include "train/train.h"
 
 namespace sherd::app {
 namespace {

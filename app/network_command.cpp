@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <iostream>
 
+#include "forecast/measure_network.h"
 #include "local_ranks.h"
-#include "sherd/forecast/measure_network.h"
 #include "write_file.h"
 
 namespace sherd::app {

@@ -5,7 +5,7 @@
 
 #include <iostream>
 
-#include "sherd/plan/trace.h"
+#include "plan/trace.h"
 #include "write_file.h"
 
 namespace sherd::app {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sherd/forecast/plan.h"
+#include "forecast/plan.h"
 
 namespace sherd::app {
 

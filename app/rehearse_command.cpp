@@ -3,8 +3,8 @@
 
 #include <iostream>
 
-#include "sherd/forecast/rehearse.h"
-#include "sherd/plan/trace.h"
+#include "forecast/rehearse.h"
+#include "plan/trace.h"
 #include "write_file.h"
 
 namespace sherd::app {

@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "sherd/data/tokenize.h"
+#include "data/tokenizer/tokenize.h"
 
 namespace sherd::app {
 

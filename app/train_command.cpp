@@ -2,7 +2,7 @@
 #include "train_command.h"
 
 #include "local_ranks.h"
-#include "sherd/train/train.h"
+#include "train/train.h"
 
 namespace sherd::app {
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/emulated/recorded_calls.h"
 #include "sherd/comm/world.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/fully_shard.h"

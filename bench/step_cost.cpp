@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "sherd/comm/emulation.h"
+#include "comm/emulated/recorded_calls.h"
 #include "sherd/sherd.h"
 
 namespace {

@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "configuration/configuration.h"
 #include "memory_file.h"
-#include "sherd/configuration/configuration.h"
 
 namespace {
 

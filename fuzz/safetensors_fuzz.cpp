@@ -12,8 +12,8 @@
 #include <cstring>
 #include <string>
 
+#include "checkpoint/safetensors.h"
 #include "memory_file.h"
-#include "sherd/checkpoint/safetensors.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include "bench/small_units.h"
 #include "device/peak_speed.h"
 #include "files/nearest_word.h"
-#include "sherd/forecast/rehearse.h"
+#include "forecast/rehearse.h"
 
 namespace sherd::app {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "sherd/configuration/network_file.h"
-#include "sherd/forecast/ledger.h"
-#include "sherd/forecast/rehearse.h"
+#include "configuration/network_file.h"
+#include "forecast/ledger.h"
+#include "forecast/rehearse.h"
 
 namespace sherd::app {
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/emulated/recorded_calls.h"
 #include "device/timing.h"
 #include "sherd/comm/world.h"
 #include "sherd/nn/linear.h"

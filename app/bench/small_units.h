@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sherd/forecast/rehearse.h"
+#include "forecast/rehearse.h"
 
 namespace sherd::app {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "sherd/buffer/dbuffer.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/comm/communicator.h"
 #include "sherd/comm/mesh.h"
@@ -18,6 +17,8 @@
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"
 #include "sherd/shard/module.h"
+#include "sherd/shard/module_ref.h"
 #include "sherd/shard/options.h"
 #include "sherd/shard/precision.h"
+#include "sherd/shard/step_graph.h"
 #include "sherd/shard/wrapper.h"

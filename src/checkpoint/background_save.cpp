@@ -127,10 +127,10 @@ void BackgroundSave::State::start(Stage next, const std::function<void()>& work)
 BackgroundSave::BackgroundSave() : state_(std::make_unique<State>()) {}
 BackgroundSave::~BackgroundSave() = default;
 
-int64_t BackgroundSave::reserve(const torch::nn::Module& model, const AdamW* optimizer) {
+int64_t BackgroundSave::reserve(ModuleRef model, const AdamW* optimizer) {
   TORCH_CHECK(!under_way(), "[checkpoint] reserve while a save is under way: finish it");
-  state_->model.emplace(model, "BackgroundSave");
-  state_->reserve(stored_parameters(model, *state_->model, optimizer, {}, Purpose::save));
+  state_->model.emplace(*model, "BackgroundSave");
+  state_->reserve(stored_parameters(*model, *state_->model, optimizer, {}, Purpose::save));
   int64_t bytes = 0;
   for (const auto& parameter : state_->copies) {
     for (const auto& piece : parameter.pieces.values) {
@@ -141,17 +141,17 @@ int64_t BackgroundSave::reserve(const torch::nn::Module& model, const AdamW* opt
 }
 
 void BackgroundSave::begin(
-    const torch::nn::Module& model,
+    ModuleRef model,
     const AdamW* optimizer,
     const std::string& folder,
     const SaveOptions& options) {
   TORCH_CHECK(
       !under_way(), "[checkpoint] ", folder, ": the save before is not finished: finish it");
   auto& state = *state_;
-  const auto& stages = state.stages.emplace(model, folder, options, "BackgroundSave");
+  const auto& stages = state.stages.emplace(*model, folder, options, "BackgroundSave");
   const bool fresh = std::exchange(state.model, stages.model()) != stages.model();
   const auto parameters =
-      state.stages->prepare(model, optimizer, [&](const std::vector<StoredParameter>& found) {
+      state.stages->prepare(*model, optimizer, [&](const std::vector<StoredParameter>& found) {
         if (fresh || !state.fits(found)) state.reserve(found);
       });
   // After the ranks have talked: what they say would wait behind the copies.

@@ -8,10 +8,10 @@
 #include <cstring>
 #include <filesystem>
 
+#include "checkpoint/mapped_file.h"
 #include "checkpoint/sealed_json.h"
 #include "checkpoint/shared_file.h"
 #include "files/crc32c.h"
-#include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
 namespace {

@@ -84,10 +84,6 @@ std::string locate_checkpoint(const std::string& folder) {
   return folder;
 }
 
-std::optional<std::string> incomplete_reason(const std::string& folder) {
-  return why_incomplete(locate_checkpoint(folder));
-}
-
 std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& folder) {
   std::map<int64_t, std::string> found;
   for (const auto& one : step_folders(folder)) {

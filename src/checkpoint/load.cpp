@@ -112,8 +112,8 @@ class Loader {
 namespace {
 
 /// Returns a model that is ready to be given other weights.
-ShardedModel model_to_load(const torch::nn::Module& model, const char* caller) {
-  ShardedModel sharded(model, caller);
+ShardedModel model_to_load(ModuleRef model, const char* caller) {
+  ShardedModel sharded(*model, caller);
   sharded.check_between_steps(caller);
   sharded.wait_until_idle(caller);
   return sharded;
@@ -122,16 +122,13 @@ ShardedModel model_to_load(const torch::nn::Module& model, const char* caller) {
 }  // namespace
 
 LoadedState load(
-    const torch::nn::Module& model,
-    AdamW* optimizer,
-    const std::string& folder,
-    const LoadOptions& options) {
+    ModuleRef model, AdamW* optimizer, const std::string& folder, const LoadOptions& options) {
   const auto sharded = model_to_load(model, "load");
   LoadedState state;
   on_all_ranks_for_long(sharded, [&] {
     const c10::NoGradGuard no_grad;
     const auto parameters =
-        stored_parameters(model, sharded, optimizer, options.slices, Purpose::load);
+        stored_parameters(*model, sharded, optimizer, options.slices, Purpose::load);
     using Check = CheckpointReader::Check;
     const bool first = sharded.world().rank() == 0;
     Loader loader(folder, first ? Check::all_sizes : Check::what_is_read);
@@ -150,10 +147,7 @@ LoadedState load(
 }
 
 void load_elements(
-    const torch::nn::Module& model,
-    const SlicesOf& slices,
-    const ReadElements& read,
-    const CheckTensor& check) {
+    ModuleRef model, const SlicesOf& slices, const ReadElements& read, const CheckTensor& check) {
   const auto sharded = model_to_load(model, "load_elements");
   std::vector<StoredParameter> parameters;
   const auto each_run_here = [&](const std::function<void(const StoredParameter&, const Run&)>& f) {
@@ -164,7 +158,7 @@ void load_elements(
     }
   };
   on_all_ranks_for_long(sharded, [&] {
-    parameters = stored_parameters(model, sharded, nullptr, slices, Purpose::load);
+    parameters = stored_parameters(*model, sharded, nullptr, slices, Purpose::load);
     std::set<std::string> tensors;
     each_run_here([&](const StoredParameter&, const Run& run) {
       if (check && tensors.insert(*run.tensor).second) check(*run.tensor);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/checkpoint/mapped_file.h"
+#include "checkpoint/mapped_file.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>

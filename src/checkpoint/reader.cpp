@@ -8,10 +8,10 @@
 
 #include "checkpoint/file_system.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/writer.h"
 #include "files/crc32c.h"
-#include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "checkpoint/checksum_index.h"
 #include "checkpoint/file_plan.h"
+#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/sealed_json.h"
 #include "sherd/checkpoint/checkpoint.h"
-#include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/checkpoint/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -9,8 +9,8 @@
 #include <fstream>
 
 #include "checkpoint/file_system.h"
+#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors_header.h"
-#include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "sherd/checkpoint/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 namespace sherd {
 

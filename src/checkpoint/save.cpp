@@ -6,12 +6,12 @@
 namespace sherd {
 
 void save(
-    const torch::nn::Module& model,
+    ModuleRef model,
     const AdamW* optimizer,
     const std::string& folder,
     const SaveOptions& options) {
-  SaveStages stages(model, folder, options, "save");
-  const auto parameters = stages.prepare(model, optimizer);
+  SaveStages stages(*model, folder, options, "save");
+  const auto parameters = stages.prepare(*model, optimizer);
   stages.discard_on_error([&] {
     on_all_ranks_for_long(stages.model(), [&] { stages.write_part(parameters); });
     on_all_ranks_for_long(stages.model(), [&] { stages.write_state(); });

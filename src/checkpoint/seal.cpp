@@ -4,12 +4,12 @@
 #include <filesystem>
 
 #include "checkpoint/checksum_index.h"
+#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shared_file.h"
 #include "checkpoint/writer.h"
 #include "files/crc32c.h"
 #include "sherd/checkpoint/inspect.h"
-#include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
 

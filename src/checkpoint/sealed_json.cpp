@@ -4,10 +4,10 @@
 #include <c10/util/Exception.h>
 
 #include "checkpoint/file_system.h"
+#include "checkpoint/mapped_file.h"
 #include "checkpoint/shared_file.h"
 #include "files/crc32c.h"
 #include "files/parse_json.h"
-#include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
 namespace {

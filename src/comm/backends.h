@@ -10,7 +10,6 @@
 
 #include "comm/mpi/engine.h"
 #include "sherd/comm/communicator.h"
-#include "sherd/comm/emulation.h"
 #include "sherd/comm/world.h"
 
 namespace c10d {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 
 namespace sherd {
 

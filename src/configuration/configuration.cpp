@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 
 #include <algorithm>
 #include <cmath>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 
 // Every key of a configuration, once: `keys(section, visitor)` calls
 // visitor(name, value, Key{meaning, range}) for each.

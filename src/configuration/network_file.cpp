@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/configuration/network_file.h"
+#include "configuration/network_file.h"
 
 #include <c10/util/Exception.h>
 
@@ -9,10 +9,10 @@
 #include <optional>
 
 #include "configuration/byte_size.h"
+#include "configuration/configuration.h"
 #include "configuration/to_toml.h"
 #include "configuration/toml_table.h"
 #include "files/nearest_word.h"
-#include "sherd/configuration/configuration.h"
 
 namespace sherd {
 namespace {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "sherd/configuration/network_file.h"
+#include "configuration/network_file.h"
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
 #include "sherd/models/moe.h"
@@ -219,7 +219,7 @@ std::shared_ptr<LanguageModel> sharded_model_of(
         std::ssize(units) - static_cast<int64_t>(i) <= configuration.shard.keep_gathered;
     fully_shard(units[i], mine);
   }
-  fully_shard(std::shared_ptr<torch::nn::Module>(model), options, root_options_of(configuration));
+  fully_shard(model, options, root_options_of(configuration));
   micro_batches(*model, configuration.data.micro_batches);
   return model;
 }

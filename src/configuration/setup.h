@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "configuration/configuration.h"
 #include "data/dataset.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"
-#include "sherd/configuration/configuration.h"
 #include "sherd/models/language_model.h"
 #include "sherd/shard/options.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/mapped_file.h"
 #include "data/token_file.h"
-#include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
 

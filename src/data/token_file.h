@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "sherd/checkpoint/mapped_file.h"
+#include "checkpoint/mapped_file.h"
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-#include "sherd/device/device_memory.h"
+#include "device/device_memory.h"
 
 namespace sherd {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/device/device_memory.h"
+#include "device/device_memory.h"
 
 namespace sherd {
 

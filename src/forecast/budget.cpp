@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "configuration/byte_size.h"
+#include "device/device_memory.h"
 #include "forecast/device_constants.h"
 #include "forecast/rehearsal.h"
 #include "forecast/run_costs.h"
-#include "sherd/device/device_memory.h"
 
 namespace sherd {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "sherd/configuration/configuration.h"
-#include "sherd/forecast/plan.h"
+#include "configuration/configuration.h"
+#include "forecast/plan.h"
 
 namespace sherd {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/forecast/ledger.h"
+#include "forecast/ledger.h"
 
 #include <algorithm>
 #include <iomanip>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/forecast/measure_network.h"
+#include "forecast/measure_network.h"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "configuration/byte_size.h"
+#include "device/device_memory.h"
 #include "forecast/rehearsal.h"
 #include "forecast/run_costs.h"
-#include "sherd/device/device_memory.h"
 #include "sherd/shard/diagnostics.h"
 
 namespace sherd {
@@ -36,17 +36,17 @@ void MemoryProbe::correct(Ledger& planned) const {
 
 void MemoryProbe::measure(
     Ledger& ledger, const LanguageModel& model, const AdamW& optimizer) const {
-  const auto bytes = model_bytes(model);
+  const auto bytes = allocated_bytes(model);
+  const auto state = optimizer.allocated_bytes();
   ledger.at("model weights").measured = bytes.model_weights;
   ledger.at("main weights").measured = bytes.main_weights;
   ledger.at("main gradients").measured = bytes.main_gradients;
-  ledger.at("optimizer state").measured = optimizer.allocated_bytes();
+  ledger.at("optimizer state").measured = state.moments;
   ledger.at("arena").measured = bytes.arena;
-  ledger.at("control").measured = bytes.control + optimizer.control_bytes();
+  ledger.at("control").measured = bytes.control + state.control;
   const auto memory = device_memory(device_);
   if (!memory) return;
-  const int64_t counted =
-      bytes.sum() + optimizer.allocated_bytes() + optimizer.control_bytes() - beside_;
+  const int64_t counted = bytes.sum() + state.sum() - beside_;
   // Between steps, what is allocated beyond our own is what operations keep for themselves.
   const int64_t workspaces = std::max<int64_t>(0, memory->allocated - counted);
   ledger.at("kernel workspaces").measured = workspaces;

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "sherd/configuration/configuration.h"
-#include "sherd/forecast/ledger.h"
+#include "configuration/configuration.h"
+#include "forecast/ledger.h"
 #include "sherd/models/language_model.h"
 #include "sherd/optim/adamw.h"
 

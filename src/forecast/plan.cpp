@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/forecast/plan.h"
+#include "forecast/plan.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

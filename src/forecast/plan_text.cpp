@@ -7,8 +7,8 @@
 
 #include "configuration/byte_size.h"
 #include "files/format_text.h"
+#include "forecast/plan.h"
 #include "forecast/plan_page.h"
-#include "sherd/forecast/plan.h"
 
 namespace sherd {
 namespace {

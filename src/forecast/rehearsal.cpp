@@ -9,11 +9,11 @@
 
 #include "configuration/optimizer.h"
 #include "configuration/setup.h"
+#include "shard/meta_memory.h"
+#include "shard/recording.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/fully_shard.h"
-#include "sherd/shard/meta_memory.h"
 #include "sherd/shard/module.h"
-#include "sherd/shard/recording.h"
 
 namespace sherd {
 namespace {
@@ -75,10 +75,9 @@ Rehearsal dry_run(
   }
   const auto record = recording.finish();
   Rehearsal result{program(*model)};
-  result.bytes = model_bytes(*model);
+  result.bytes = allocated_bytes(*model);
   if (configuration.memory.kind == "eager") result.bytes.arena = result.program.bytes().arena;
   result.optimizer = optimizer.allocated_bytes();
-  result.optimizer_control = optimizer.control_bytes();
   result.kept = record.kept;
   result.activations = memory.peak();
   for (const auto& parameter : model->parameters()) result.parameters += parameter.numel();

@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
+#include "plan/price.h"
 #include "sherd/models/language_model.h"
-#include "sherd/plan/price.h"
+#include "sherd/optim/adamw.h"
 #include "sherd/plan/program.h"
 #include "sherd/shard/diagnostics.h"
 
@@ -19,9 +20,8 @@ namespace sherd {
 struct Rehearsal {
   Program program;
   ModelBytes bytes{};
-  int64_t optimizer = 0;          ///< its moments
-  int64_t optimizer_control = 0;  ///< its tables
-  std::vector<int64_t> kept{};    ///< by unit: what its forward leaves for the backward
+  OptimizerBytes optimizer{};
+  std::vector<int64_t> kept{};  ///< by unit: what its forward leaves for the backward
   /// The most that a pass takes beyond the above: what is kept, and what comes and goes.
   int64_t activations = 0;
   int64_t parameters = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/forecast/rehearse.h"
+#include "forecast/rehearse.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
@@ -11,16 +11,16 @@
 
 #include "configuration/optimizer.h"
 #include "configuration/setup.h"
+#include "device/device_memory.h"
 #include "device/kernel_profile.h"
 #include "device/timing.h"
 #include "forecast/graphed_steps.h"
 #include "forecast/memory_probe.h"
-#include "sherd/device/device_memory.h"
+#include "shard/recording.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
-#include "sherd/shard/recording.h"
 
 namespace sherd {
 namespace {
@@ -47,7 +47,7 @@ class RehearsalRun {
         model_(model_of(configuration, mesh_of(configuration.shard, world_))),
         optimizer_(*model_, optimizer_of(configuration, *model_)),
         batch_(random_batch(configuration, world_.device())) {
-    probe_.note_communicators(configuration.memory.symmetric ? model_bytes(*model_).arena : 0);
+    probe_.note_communicators(configuration.memory.symmetric ? allocated_bytes(*model_).arena : 0);
     restart_memory_peaks(world_.device());
   }
 

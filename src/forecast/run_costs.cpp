@@ -49,7 +49,7 @@ Costs estimated_costs(
   }
   costs.memory_bandwidth = device.memory_bandwidth;
   if (device.memory_bandwidth > 0) {
-    const auto elements = static_cast<double>(rehearsal.optimizer) / 8;
+    const auto elements = static_cast<double>(rehearsal.optimizer.moments) / 8;
     costs.update = elements * kUpdateBytes / device.memory_bandwidth;
   }
   return costs;
@@ -90,9 +90,9 @@ Ledger planned_ledger(const Rehearsal& rehearsal, c10::DeviceType target, int64_
   ledger.at("model weights").planned = bytes.model_weights;
   ledger.at("main weights").planned = bytes.main_weights;
   ledger.at("main gradients").planned = bytes.main_gradients;
-  ledger.at("optimizer state").planned = rehearsal.optimizer;
+  ledger.at("optimizer state").planned = rehearsal.optimizer.moments;
   ledger.at("arena").planned = bytes.arena;
-  ledger.at("control").planned = bytes.control + rehearsal.optimizer_control;
+  ledger.at("control").planned = bytes.control + rehearsal.optimizer.control;
   ledger.at("activations").planned = rehearsal.activations;
   if (target != c10::DeviceType::CUDA) return ledger;
   const auto assumed = [&](const char* name, int64_t planned) {

@@ -3,10 +3,10 @@
 
 #include <string>
 
+#include "forecast/ledger.h"
+#include "forecast/plan.h"
 #include "forecast/rehearsal.h"
-#include "sherd/forecast/ledger.h"
-#include "sherd/forecast/plan.h"
-#include "sherd/plan/price.h"
+#include "plan/price.h"
 
 // From a rehearsal without a device to bytes by name and seconds.
 namespace sherd {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "sherd/kernels/reduction.h"
+#include "sherd/plan/network.h"
 
 namespace sherd {
 

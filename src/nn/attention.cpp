@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes: B sequences, S positions, H heads, K heads of keys and values, d dim of a head.
-#include "sherd/nn/attention.h"
+#include "sherd/nn/functional.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>

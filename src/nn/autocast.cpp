@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/nn/autocast.h"
+#include "nn/autocast.h"
 
 #include <ATen/autocast_mode.h>
 

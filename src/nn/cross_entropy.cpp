@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes: T rows, C rows of a chunk, D dim, V vocabulary.
-#include "sherd/nn/cross_entropy.h"
+#include "sherd/nn/functional.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

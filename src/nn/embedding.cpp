@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/nn/embedding.h"
+#include "sherd/nn/functional.h"
 
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes: T rows, D dim, F width inside.
-#include "sherd/nn/feed_forward.h"
+#include "sherd/nn/functional.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

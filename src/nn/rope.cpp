@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes: B sequences, S positions, H heads of queries, K heads of keys and as many of values, N
 // all of them, d dim of a head.
-#include "sherd/nn/rope.h"
+#include "sherd/nn/functional.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>

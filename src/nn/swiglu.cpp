@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/nn/swiglu.h"
+#include "sherd/nn/functional.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "sherd/nn/autocast.h"
+#include "nn/autocast.h"
 #include "sherd/shard/fully_shard.h"
 
 namespace sherd {

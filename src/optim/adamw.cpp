@@ -218,11 +218,10 @@ void AdamW::State::set_tokens(const ShardedModel& model, std::optional<int64_t> 
   }
 }
 
-AdamW::AdamW(const torch::nn::Module& model, const AdamWOptions& options)
-    : state_(std::make_unique<State>()) {
+AdamW::AdamW(ModuleRef model, const AdamWOptions& options) : state_(std::make_unique<State>()) {
   check(options);
   const OutsideInference normal;
-  const ShardedModel sharded(model, "AdamW");
+  const ShardedModel sharded(*model, "AdamW");
   state_->runtime = sharded.weak();
   state_->options = options;
   state_->range_name = "update " + sharded.name();
@@ -334,14 +333,14 @@ void AdamW::set_progress(const Progress& progress) {
 const std::vector<AdamW::Moments>& AdamW::moments() const {
   return state_->moments;
 }
-int64_t AdamW::control_bytes() const {
+OptimizerBytes AdamW::allocated_bytes() const {
   const auto& state = *state_;
-  return state.pass.bytes() + state.measurement.bytes() +
-         static_cast<int64_t>(state.fields.nbytes() + state.sums.nbytes() + state.totals.nbytes());
-}
-int64_t AdamW::allocated_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& storage : state_->storages) bytes += static_cast<int64_t>(storage.nbytes());
+  OptimizerBytes bytes;
+  for (const auto& storage : state.storages)
+    bytes.moments += static_cast<int64_t>(storage.nbytes());
+  bytes.control =
+      state.pass.bytes() + state.measurement.bytes() +
+      static_cast<int64_t>(state.fields.nbytes() + state.sums.nbytes() + state.totals.nbytes());
   return bytes;
 }
 

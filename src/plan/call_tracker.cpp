@@ -89,8 +89,7 @@ CallTracker::Range CallTracker::skip_rest() {
 }
 
 void CallTracker::note_other_order() {
-  deviated_ = true;
-  observed_ = *order_;
+  deviate();
 }
 
 void CallTracker::deviate() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/plan/price.h"
+#include "plan/price.h"
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/plan/trace.h"
+#include "plan/trace.h"
 
 #include <algorithm>
 #include <array>

@@ -12,8 +12,8 @@ std::optional<c10::ScalarType> UnitCall::input_dtype() const {
   return unit_->options().precision.compute;
 }
 
-UnitCall before_forward(const torch::nn::Module& module) {
-  const auto unit = find_unit(&module);
+UnitCall before_forward(ModuleRef module) {
+  const auto unit = find_unit(module.get());
   if (!unit) return {};
   const auto runtime = Runtime::of(*unit);
   try {

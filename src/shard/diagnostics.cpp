@@ -15,16 +15,16 @@
 
 namespace sherd {
 
-ModelBytes model_bytes(const torch::nn::Module& model) {
-  return Runtime::of_model(model, "model_bytes")->bytes();
+ModelBytes allocated_bytes(ModuleRef model) {
+  return Runtime::of_model(*model, "allocated_bytes")->bytes();
 }
 
-std::string symmetric_report(const torch::nn::Module& model) {
-  return Runtime::of_model(model, "symmetric_report")->parts().program.symmetric_report();
+std::string symmetric_report(ModuleRef model) {
+  return Runtime::of_model(*model, "symmetric_report")->parts().program.symmetric_report();
 }
 
-void watch(const torch::nn::Module& model, const WatchOptions& options) {
-  const auto runtime = Runtime::of_model(model, "watch");
+void watch(ModuleRef model, const WatchOptions& options) {
+  const auto runtime = Runtime::of_model(*model, "watch");
   runtime->wait_until_idle("watch");
   runtime->check_between_steps("watch");
   auto& parts = runtime->parts();
@@ -44,15 +44,15 @@ void watch(const torch::nn::Module& model, const WatchOptions& options) {
   parts.watch.prepare(parts.units.all(), parts.state.micro_batches());
 }
 
-std::vector<Finding> findings(const torch::nn::Module& model) {
-  const auto runtime = Runtime::of_model(model, "findings");
+std::vector<Finding> findings(ModuleRef model) {
+  const auto runtime = Runtime::of_model(*model, "findings");
   runtime->wait_until_idle("findings");
   runtime->check_between_steps("findings");
   return collect_findings(runtime->parts());
 }
 
-std::vector<ParameterNorms> norms(const torch::nn::Module& model) {
-  const auto runtime = Runtime::of_model(model, "norms");
+std::vector<ParameterNorms> norms(ModuleRef model) {
+  const auto runtime = Runtime::of_model(*model, "norms");
   runtime->wait_until_idle("norms");
   runtime->check_between_steps("norms");
   const c10::NoGradGuard no_grad;
@@ -82,8 +82,8 @@ std::vector<ParameterNorms> norms(const torch::nn::Module& model) {
   return result;
 }
 
-std::vector<GroupReport> groups(const torch::nn::Module& model) {
-  const auto runtime = Runtime::of_model(model, "groups");
+std::vector<GroupReport> groups(ModuleRef model) {
+  const auto runtime = Runtime::of_model(*model, "groups");
   std::vector<GroupReport> result;
   for (const auto* unit : runtime->units()) {
     for (const auto& group : unit->groups()) {

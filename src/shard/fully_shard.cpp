@@ -194,7 +194,6 @@ void shard(
     const std::shared_ptr<torch::nn::Module>& module,
     const UnitOptions& options,
     const std::optional<RootOptions>& root) {
-  TORCH_CHECK_VALUE(module, "[shard] fully_shard of an empty module");
   const auto name = name_of(*module);
   if (const auto unit = find_unit(module.get())) {
     TORCH_CHECK_VALUE(
@@ -243,15 +242,12 @@ void shard(
 
 }  // namespace
 
-void fully_shard(const std::shared_ptr<torch::nn::Module>& module, const UnitOptions& options) {
-  shard(module, options, std::nullopt);
+void fully_shard(ModuleRef module, const UnitOptions& options) {
+  shard(module.share(), options, std::nullopt);
 }
 
-void fully_shard(
-    const std::shared_ptr<torch::nn::Module>& module,
-    const UnitOptions& options,
-    const RootOptions& root) {
-  shard(module, options, root);
+void fully_shard(ModuleRef module, const UnitOptions& options, const RootOptions& root) {
+  shard(module.share(), options, root);
 }
 
 }  // namespace sherd

@@ -165,7 +165,7 @@ class Birth {
         "' has a mesh with the axis 'ep' of ", mesh.size("ep"),
         " ranks, and random values by key would be the same on all of them: build its module with "
         "values, or give it constants in options.values and then values of its own with "
-        "sherd::edit_main_weights");
+        "sherd::edit_parameters");
   }
 
   void materialise() {
@@ -261,19 +261,19 @@ void detail::register_reset(std::type_index type, std::function<void(torch::nn::
   resets().by_type[type] = std::move(reset);
 }
 
-void initialise(torch::nn::Module& model, const InitialiseOptions& options) {
-  const auto root = find_unit(&model);
+void initialise(ModuleRef model, const InitialiseOptions& options) {
+  const auto root = find_unit(model.get());
   TORCH_CHECK_VALUE(
-      root, "[shard] initialise is called with '", model.name(),
+      root, "[shard] initialise is called with '", model->name(),
       "', which is not sharded: call sherd::fully_shard on the whole model first");
   if (root->runtime) root->runtime->check_resting("initialise");
   const OutsideInference normal;
   std::set<const Unit*> seen;
-  for (const auto& item : model.named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
+  for (const auto& item : model->named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
     auto& module = *item.value();
     const auto unit = find_unit(&module);
     if (!unit || !seen.insert(unit.get()).second) continue;
-    Birth(*unit, module, &module == &model ? "" : item.key(), options).run();
+    Birth(*unit, module, &module == model.get() ? "" : item.key(), options).run();
   }
   // The program may be there already: its gathers have to wait for what was written here.
   if (root->runtime) root->runtime->note_edit();

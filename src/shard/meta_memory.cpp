@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/shard/meta_memory.h"
+#include "shard/meta_memory.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>

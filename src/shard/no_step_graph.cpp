@@ -7,7 +7,7 @@ namespace sherd {
 
 struct StepGraph::State {};
 
-StepGraph::StepGraph(const torch::nn::Module&) {
+StepGraph::StepGraph(ModuleRef) {
   TORCH_CHECK_VALUE(
       false,
       "[shard.graph] this build of Sherd has no CUDA, and graphs are of GPUs: put nvcc on PATH and "

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "sherd/buffer/dbuffer.h"
 #include "sherd/comm/mesh.h"
 
 namespace sherd {

@@ -134,8 +134,8 @@ void Recorder::add_computing(const Program&, StepRecord& result) const {
   }
 }
 
-Recording::Recording(const torch::nn::Module& model, std::function<int64_t()> live)
-    : runtime_(Runtime::of_model(model, "Recording")) {
+Recording::Recording(ModuleRef model, std::function<int64_t()> live)
+    : runtime_(Runtime::of_model(*model, "Recording")) {
   runtime_->wait_until_idle("Recording");
   recorder_ = std::make_shared<Recorder>(runtime_->world().device(), std::move(live));
   runtime_->parts().program.set_recorder(recorder_);

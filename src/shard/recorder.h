@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "shard/recording.h"
 #include "sherd/comm/communicator.h"
-#include "sherd/shard/recording.h"
 
 namespace sherd {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a training loop calls.
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -13,6 +12,7 @@
 
 #include "shard/outside_inference.h"
 #include "shard/registry.h"
+#include "shard/replace_data.h"
 #include "shard/runtime/runtime.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"
@@ -41,20 +41,20 @@ double tokens_of_all_ranks(const Unit& root, int64_t tokens) {
 
 }  // namespace
 
-void micro_batches(const torch::nn::Module& model, int64_t count) {
-  Runtime::of_model(model, "micro_batches")->set_micro_batches(count);
+void micro_batches(ModuleRef model, int64_t count) {
+  Runtime::of_model(*model, "micro_batches")->set_micro_batches(count);
 }
 
-void idle_pass(const torch::nn::Module& model) {
-  Runtime::of_model(model, "idle_pass")->idle_pass();
+void idle_pass(ModuleRef model) {
+  Runtime::of_model(*model, "idle_pass")->idle_pass();
 }
 
-void finish(const torch::nn::Module& model) {
-  Runtime::of_model(model, "finish")->finish();
+void finish(ModuleRef model) {
+  Runtime::of_model(*model, "finish")->finish();
 }
 
-std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& model) {
-  const auto runtime = Runtime::of_model(model, "parameters");
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(ModuleRef model) {
+  const auto runtime = Runtime::of_model(*model, "parameters");
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (const auto& shard : runtime->shards()) {
     if (shard.trainable) result.emplace_back(shard.name, shard.main);
@@ -62,7 +62,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
   return result;
 }
 
-std::vector<at::Tensor> parameters(const torch::nn::Module& model) {
+std::vector<at::Tensor> parameters(ModuleRef model) {
   std::vector<at::Tensor> result;
   for (auto& [name, tensor] : named_parameters(model)) {
     if (tensor.numel() > 0) result.push_back(std::move(tensor));
@@ -70,8 +70,8 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& model) {
   return result;
 }
 
-void publish(const torch::nn::Module& model) {
-  const auto runtime = Runtime::of_model(model, "publish");
+void publish(ModuleRef model) {
+  const auto runtime = Runtime::of_model(*model, "publish");
   runtime->warn_if_unchanged();
   runtime->publish();
 }
@@ -106,11 +106,8 @@ void check_updates(const Runtime& runtime, torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
-void step(
-    const torch::nn::Module& model,
-    torch::optim::Optimizer& optimizer,
-    const StepOptions& options) {
-  const auto runtime = Runtime::of_model(model, "step");
+void step(ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions& options) {
+  const auto runtime = Runtime::of_model(*model, "step");
   runtime->check_complete("optimizer.step()");
   check_updates(*runtime, optimizer);
   const bool per_token = runtime->root().root_options().loss == Loss::per_token;
@@ -130,8 +127,8 @@ void step(
   runtime->publish();
 }
 
-double gradient_norm(const torch::nn::Module& model, const StepOptions& options) {
-  const auto runtime = Runtime::of_model(model, "gradient_norm");
+double gradient_norm(ModuleRef model, const StepOptions& options) {
+  const auto runtime = Runtime::of_model(*model, "gradient_norm");
   runtime->check_complete("gradient_norm");
   const bool per_token = runtime->root().root_options().loss == Loss::per_token;
   TORCH_CHECK_VALUE(
@@ -155,16 +152,12 @@ double gradient_norm(const torch::nn::Module& model, const StepOptions& options)
   return per_token ? norm / tokens_of_all_ranks(runtime->root(), *options.tokens) : norm;
 }
 
-const Program& program(const torch::nn::Module& model) {
-  return Runtime::of_model(model, "program")->program();
+const Program& program(ModuleRef model) {
+  return Runtime::of_model(*model, "program")->program();
 }
 
-int64_t allocated_bytes(const torch::nn::Module& model) {
-  return Runtime::of_model(model, "allocated_bytes")->allocated();
-}
-
-std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn::Module& model) {
-  const auto runtime = Runtime::of_model(model, "full_parameters");
+std::vector<std::pair<std::string, at::Tensor>> full_parameters(ModuleRef model) {
+  const auto runtime = Runtime::of_model(*model, "full_parameters");
   runtime->check_resting("full_parameters");
   runtime->units().check_initialised();
   runtime->finish();
@@ -186,10 +179,10 @@ std::vector<std::pair<std::string, at::Tensor>> full_parameters(const torch::nn:
 namespace {
 
 /// The unit of a module, at rest: what `function` may edit.
-auto unit_to_edit(torch::nn::Module& module, const char* function) {
+auto unit_to_edit(const torch::nn::Module& module, const char* function) {
   const auto unit = find_unit(&module);
   TORCH_CHECK_VALUE(
-      unit, "[shard] ", function, " is called with '", module.name(), "', which is no unit");
+      unit, "[shard] ", function, " is called with '", module->name(), "', which is no unit");
   if (unit->runtime) {
     unit->runtime->check_resting(function);
     TORCH_CHECK(
@@ -209,52 +202,35 @@ auto unit_to_edit(torch::nn::Module& module, const char* function) {
 
 }  // namespace
 
-void edit_main_weights(
-    torch::nn::Module& module,
-    const std::function<void(const std::string& name, const at::Tensor& weight)>& edit) {
-  const auto unit = unit_to_edit(module, "edit_main_weights");
+void edit_parameters(ModuleRef module, const std::function<void()>& edit) {
+  const auto unit = unit_to_edit(*module, "edit_parameters");
   const c10::NoGradGuard no_grad;
-  for (const auto& group : unit->groups()) {
-    const auto full = group->storage().gather_main_weight();
-    for (size_t member = 0; member < group->size(); ++member) {
-      edit(group->name(member), group->layout().view(full, member));
+  const auto parameters = unit->parameters();
+  std::vector<at::Tensor> full;
+  for (const auto& group : unit->groups()) full.push_back(group->storage().gather_main_weight());
+  for (const auto& [parameter, group, index] : parameters) {
+    replace_data(parameter, unit->groups()[group]->layout().view(full[group], index));
+  }
+  const auto restore = [&] {
+    for (const auto& [parameter, group, index] : parameters) {
+      replace_data(parameter, unit->groups()[group]->parameters().view(index));
     }
-    group->storage().set_main_weight(full);
-  }
-  if (unit->runtime) unit->runtime->note_edit();
-}
-
-void edit_parameters(torch::nn::Module& module, const std::function<void()>& edit) {
-  const auto unit = unit_to_edit(module, "edit_parameters");
-  const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> main, before, full;
-  for (const auto& group : unit->groups()) {
-    main.push_back(group->storage().gather_main_weight());
-    before.push_back(main.back().to(group->traits().dtypes.model));
-    full.push_back(before.back().clone());
-    group->parameters().show(full.back().mutable_data_ptr());
-  }
-  const auto hide = [&] {
     for (const auto& group : unit->groups()) group->hide();
   };
   try {
     edit();
   } catch (...) {
-    hide();
+    restore();
     throw;
   }
-  hide();
-  for (size_t i = 0; i < full.size(); ++i) {
-    // What was not written keeps the main weight's own digits.
-    unit->groups()[i]->storage().set_main_weight(
-        at::where(full[i] == before[i], main[i], full[i].to(main[i])));
-  }
+  restore();
+  for (size_t i = 0; i < full.size(); ++i) unit->groups()[i]->storage().set_main_weight(full[i]);
   if (unit->runtime) unit->runtime->note_edit();
 }
 
-void gather(const torch::nn::Module& module) {
-  const auto unit = find_unit(&module);
-  TORCH_CHECK_VALUE(unit, "[shard] gather is called with '", module.name(), "', which is no unit");
+void gather(ModuleRef module) {
+  const auto unit = find_unit(module.get());
+  TORCH_CHECK_VALUE(unit, "[shard] gather is called with '", module->name(), "', which is no unit");
   const auto runtime = Runtime::of(*unit);
   runtime->wait_until_idle("gather");
   runtime->units().check_initialised();
@@ -271,9 +247,10 @@ void gather(const torch::nn::Module& module) {
   unit->gathered_outside = std::move(buffers);
 }
 
-void release(const torch::nn::Module& module) {
-  const auto unit = find_unit(&module);
-  TORCH_CHECK_VALUE(unit, "[shard] release is called with '", module.name(), "', which is no unit");
+void release(ModuleRef module) {
+  const auto unit = find_unit(module.get());
+  TORCH_CHECK_VALUE(
+      unit, "[shard] release is called with '", module->name(), "', which is no unit");
   if (unit->gathered_outside) unit->hide();
 }
 

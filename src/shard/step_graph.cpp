@@ -23,8 +23,8 @@ struct StepGraph::State {
   bool takes_tokens = false;
 };
 
-StepGraph::StepGraph(const torch::nn::Module& model) {
-  auto runtime = Runtime::of_model(model, "StepGraph");
+StepGraph::StepGraph(ModuleRef model) {
+  auto runtime = Runtime::of_model(*model, "StepGraph");
   const auto device = runtime->world().device();
   TORCH_CHECK_VALUE(
       device.is_cuda(), "[shard.graph] a step of '", runtime->root().name(),

@@ -8,9 +8,9 @@
 #include <optional>
 #include <string>
 
+#include "configuration/configuration.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/comm/world.h"
-#include "sherd/configuration/configuration.h"
 #include "sherd/models/language_model.h"
 #include "sherd/optim/adamw.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "configuration/configuration.h"
 #include "data/token_file.h"
-#include "sherd/configuration/configuration.h"
 
 namespace sherd {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 #include "sherd/models/language_model.h"
 
 namespace sherd {

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "sherd/train/train.h"
+#include "train/train.h"
 
 namespace sherd {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "sherd/configuration/configuration.h"
-#include "sherd/forecast/ledger.h"
+#include "configuration/configuration.h"
+#include "forecast/ledger.h"
 #include "train/metrics.h"
 
 namespace sherd {

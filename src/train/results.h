@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 #include "train/run_lock.h"
 
 namespace sherd {

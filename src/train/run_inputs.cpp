@@ -9,8 +9,8 @@
 
 #include "configuration/setup.h"
 #include "data/token_check.h"
+#include "device/device_memory.h"
 #include "forecast/budget.h"
-#include "sherd/device/device_memory.h"
 
 namespace sherd {
 namespace {

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <optional>
 
+#include "configuration/configuration.h"
 #include "data/dataset.h"
 #include "data/sampler.h"
 #include "sherd/comm/world.h"
-#include "sherd/configuration/configuration.h"
 
 // What a run begins with.
 namespace sherd {

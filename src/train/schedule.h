@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 #include "train/event_file.h"
 #include "train/metrics.h"
 #include "train/results.h"

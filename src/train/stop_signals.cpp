@@ -5,7 +5,7 @@
 
 #include <ctime>
 
-#include "sherd/train/train.h"
+#include "train/train.h"
 
 namespace sherd {
 namespace {

@@ -13,18 +13,17 @@
 #include "configuration/setup.h"
 #include "data/across_ranks.h"
 #include "data/sampler.h"
+#include "device/device_memory.h"
 #include "device/peak_speed.h"
 #include "device/timing.h"
 #include "forecast/graphed_steps.h"
 #include "forecast/memory_probe.h"
 #include "forecast/rehearsal.h"
 #include "forecast/run_costs.h"
-#include "sherd/device/device_memory.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
-#include "sherd/train/train.h"
 #include "train/checkpoints.h"
 #include "train/earlier_run.h"
 #include "train/metrics.h"
@@ -37,6 +36,7 @@
 #include "train/step_files.h"
 #include "train/step_log.h"
 #include "train/stop_signals.h"
+#include "train/train.h"
 
 namespace sherd {
 namespace {
@@ -132,7 +132,7 @@ Trainer::Trainer(const Configuration& configuration)
 
 /// What the run will take, by name, before the first step.
 void Trainer::plan_memory() {
-  probe_.note_communicators(configuration_.memory.symmetric ? model_bytes(*model_).arena : 0);
+  probe_.note_communicators(configuration_.memory.symmetric ? allocated_bytes(*model_).arena : 0);
   const auto target = world_.device().type();
   ledger_ = planned_ledger(
       dry_run(configuration_, world_.size(), target, world_.rank()), target, world_.size());

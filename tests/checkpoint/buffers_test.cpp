@@ -7,9 +7,9 @@
 
 #include <optional>
 
+#include "checkpoint/safetensors.h"
 #include "files/temporary_folder.h"
 #include "sherd/checkpoint/checkpoint.h"
-#include "sherd/checkpoint/safetensors.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"

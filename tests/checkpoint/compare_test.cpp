@@ -3,11 +3,11 @@
 
 #include <filesystem>
 
+#include "checkpoint/safetensors.h"
 #include "checkpoint/small_model.h"
 #include "files/temporary_folder.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/checkpoint/inspect.h"
-#include "sherd/checkpoint/safetensors.h"
 
 namespace sherd::testing {
 namespace {

@@ -11,12 +11,12 @@
 #include <functional>
 #include <iterator>
 
+#include "checkpoint/safetensors.h"
 #include "checkpoint/sealed_json.h"
 #include "checkpoint/small_model.h"
 #include "files/temporary_folder.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/checkpoint/inspect.h"
-#include "sherd/checkpoint/safetensors.h"
 
 namespace sherd::testing {
 namespace {
@@ -166,7 +166,7 @@ TEST_F(CheckpointDamage, OfAnotherModel) {
     Linear head{nullptr};
   };
   const auto other = std::make_shared<Other>();
-  fully_shard(std::shared_ptr<torch::nn::Module>(other), {.mesh = Mesh(world_, {{"dp", 1}})});
+  fully_shard(other, {.mesh = Mesh(world_, {{"dp", 1}})});
   try {
     load(*other, nullptr, folder_);
     FAIL();

@@ -12,13 +12,14 @@
 #include "checkpoint/checksum_index.h"
 #include "checkpoint/collective.h"
 #include "checkpoint/file_system.h"
+#include "checkpoint/mapped_file.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/sealed_json.h"
 #include "checkpoint/small_model.h"
 #include "checkpoint/writer.h"
+#include "comm/emulated/recorded_calls.h"
 #include "files/temporary_folder.h"
 #include "sherd/checkpoint/checkpoint.h"
-#include "sherd/checkpoint/mapped_file.h"
-#include "sherd/checkpoint/safetensors.h"
 #include "sherd/models/llama.h"
 
 namespace sherd::testing {
@@ -182,7 +183,7 @@ TEST(CheckpointIndex, ALlamaIsCheckedBeforeItsFirstElementIsLoaded) {
     auto model = make_llama(options);
     for (const auto& parameter : model->parameters()) parameter.detach().fill_(value);
     for (const auto& unit : model->units()) fully_shard(unit, over_all(world));
-    fully_shard(std::shared_ptr<torch::nn::Module>(model), over_all(world));
+    fully_shard(model, over_all(world));
     return model;
   };
   const auto folder = place.file("llama");
@@ -236,7 +237,7 @@ TEST(CheckpointIndex, ALlamaOfAnotherProgramIsReadInParts) {
     const auto world = World::emulated({.rank = rank, .size = ranks});
     auto model = make_llama(options);
     for (const auto& unit : model->units()) fully_shard(unit, over_all(world));
-    fully_shard(std::shared_ptr<torch::nn::Module>(model), over_all(world));
+    fully_shard(model, over_all(world));
     return model;
   };
   int64_t elements = 0;

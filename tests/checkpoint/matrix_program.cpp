@@ -9,9 +9,9 @@
 #include <iterator>
 #include <map>
 
+#include "checkpoint/safetensors.h"
 #include "checkpoint/small_model.h"
 #include "sherd/checkpoint/checkpoint.h"
-#include "sherd/checkpoint/safetensors.h"
 
 namespace {
 

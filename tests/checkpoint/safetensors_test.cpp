@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/checkpoint/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "comm/emulated/recorded_calls.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"
 

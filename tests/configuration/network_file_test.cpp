@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/configuration/network_file.h"
+#include "configuration/network_file.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "configuration/configuration.h"
 #include "files/temporary_folder.h"
-#include "sherd/configuration/configuration.h"
 
 namespace sherd {
 namespace {

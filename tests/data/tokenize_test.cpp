@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/data/tokenize.h"
+#include "data/tokenizer/tokenize.h"
 
 #include <c10/util/Exception.h>
 #include <dirent.h>

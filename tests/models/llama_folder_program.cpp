@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
   }
   const sherd::UnitOptions shard{.mesh = sherd::Mesh(world, {{"dp", world.size()}})};
   for (const auto& unit : model->units()) sherd::fully_shard(unit, shard);
-  sherd::fully_shard(std::shared_ptr<torch::nn::Module>(model), shard);
+  sherd::fully_shard(model, shard);
   sherd::initialise(*model, {.values = [&](const auto& name, auto shape) {
     return model->initial_values(name, shape);
   }});

@@ -95,7 +95,7 @@ class Training {
     const UnitOptions options{
         .mesh = Mesh(world, {{"dp", world.size()}}), .placement = Placement(strategy)};
     for (const auto& unit : model_->units()) fully_shard(unit, options);
-    fully_shard(std::shared_ptr<torch::nn::Module>(model_), options);
+    fully_shard(model_, options);
     initialise(*model_, {.seed = 5, .values = [this](const auto& name, auto shape) {
                            return model_->initial_values(name, shape);
                          }});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/nn/cross_entropy.h"
+#include "sherd/nn/functional.h"
 
 #include <c10/core/GradMode.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/nn/feed_forward.h"
+#include "sherd/nn/functional.h"
 
 #include <ATen/autocast_mode.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/nn/rms_norm.h"
+#include "sherd/nn/functional.h"
 
 #include "nn/comparison.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/nn/rope.h"
+#include "sherd/nn/functional.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 

@@ -8,10 +8,7 @@
 
 #include "nn/comparison.h"
 #include "sherd/comm/mesh.h"
-#include "sherd/nn/cross_entropy.h"
-#include "sherd/nn/embedding.h"
-#include "sherd/nn/feed_forward.h"
-#include "sherd/nn/rms_norm.h"
+#include "sherd/nn/functional.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/nn/swiglu.h"
+#include "sherd/nn/functional.h"
 
 #include "kernels/swiglu.h"
 #include "nn/comparison.h"

@@ -7,6 +7,7 @@
 #include "shard/failure_fixture.h"
 #include "shard/granules.h"
 #include "shard/twin.h"
+#include "sherd/shard/diagnostics.h"
 
 namespace sherd::testing {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/plan/price.h"
+#include "plan/price.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 #include "plan/example_programs.h"
 #include "plan/program_examples.h"
-#include "sherd/plan/trace.h"
+#include "plan/trace.h"
 
 namespace sherd {
 namespace {

@@ -419,7 +419,7 @@ std::shared_ptr<LanguageModel> make_sharded_hybrid(int64_t depth) {
     options.rules.push_back({.match = match, .precision = Precision::recipe("fp32")});
   }
   for (const auto& unit : model->units()) fully_shard(unit, options);
-  fully_shard(std::shared_ptr<torch::nn::Module>(model), options, {.prefetch_depth = depth});
+  fully_shard(model, options, {.prefetch_depth = depth});
   initialise(*model, {.seed = 5, .values = [&](const std::string& name, at::IntArrayRef shape) {
                         return model->initial_values(name, shape);
                       }});

@@ -199,7 +199,7 @@ TEST(FormsTest, AParameterOfTwoUnitsBelongsToTheUnitAroundBoth) {
   model->b->weight = model->b->named_parameters()["tied"];
   const UnitOptions options{.mesh = mesh_for({})};
   for (const auto& module : {model->a.ptr(), model->b.ptr()}) {
-    fully_shard(std::shared_ptr<torch::nn::Module>(module), options);
+    fully_shard(module, options);
   }
   fully_shard(model->link, options);
   fully_shard(model, options);

@@ -355,7 +355,7 @@ TEST(UninitialisedTest, ExpertsOnSeveralRanksGetNoValuesByKey) {
   if (ranks > 1) {
     const auto said = {
         std::string("[shard]"), std::string("'block1."), std::string("'ep'"),
-        c10::str(ranks, " ranks"), std::string("edit_main_weights")};
+        c10::str(ranks, " ranks"), std::string("edit_parameters")};
     expect_error(said, [&] { initialise(model); });
     expect_error(said, [&] { initialise(model, {.values = by_key}); });
   }

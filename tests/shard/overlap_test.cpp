@@ -8,11 +8,11 @@
 #include <cstdlib>
 #include <thread>
 
+#include "comm/emulated/recorded_calls.h"
 #include "shard/models.h"
-#include "sherd/comm/emulation.h"
+#include "shard/recording.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"
-#include "sherd/shard/recording.h"
 
 #include <gtest/gtest.h>
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "shard/failure_fixture.h"
+#include "sherd/shard/diagnostics.h"
 #include "sherd/shard/initialise.h"
 
 namespace sherd::testing {
@@ -204,7 +205,7 @@ TEST(ErrorsTest, AnEditReachesUnitsThatStayGathered) {
   EXPECT_NE(fixture.forward(model).item<float>(), before);
 }
 
-TEST(ErrorsTest, AnEditOfMainWeightsKeepsDigitsThatModelWeightsDoNotHave) {
+TEST(ErrorsTest, AnEditKeepsDigitsThatModelWeightsDoNotHave) {
   FaultyModel model;
   to_device(*model);
   UnitOptions options{.mesh = mesh_for({}), .precision = Precision::recipe("bf16_o2")};
@@ -212,11 +213,16 @@ TEST(ErrorsTest, AnEditOfMainWeightsKeepsDigitsThatModelWeightsDoNotHave) {
   fully_shard(model, options);
   constexpr double kFine = 1 + 0x1p-12;  // 1 in bf16
   std::set<std::string> names;
-  edit_main_weights(*model->blocks[1], [&](const std::string& name, const at::Tensor& weight) {
-    EXPECT_EQ(weight.scalar_type(), at::kFloat);
-    names.insert("block1." + name);
-    weight.fill_(kFine);
+  edit_parameters(model->blocks[1], [&] {
+    for (auto& item : model->blocks[1]->named_parameters()) {
+      EXPECT_EQ(item.value().scalar_type(), at::kFloat);
+      names.insert("block1." + item.key());
+      item.value().fill_(kFine);
+    }
   });
+  for (const auto& parameter : model->blocks[1]->parameters()) {
+    EXPECT_EQ(parameter.scalar_type(), at::kBFloat16);
+  }
   EXPECT_EQ(names.size(), model->blocks[1]->parameters().size());
   size_t found = 0;
   for (const auto& [name, weight] : full_parameters(model)) {

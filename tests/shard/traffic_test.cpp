@@ -2,6 +2,7 @@
 // What a step sends, as an emulated world sees it.
 #include <algorithm>
 
+#include "comm/emulated/recorded_calls.h"
 #include "shard/emulated_world.h"
 #include "shard/stack.h"
 

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "sherd/checkpoint/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "sherd/comm/world.h"
 #include "sherd/models/llama.h"
 #include "sherd/optim/adamw.h"
@@ -110,7 +110,7 @@ Loaded load(const Arguments& arguments, const sherd::World& world) {
   options.mesh = sherd::Mesh(world, {{"dp", world.size()}});
   options.precision = sherd::Precision::recipe(arguments.precision);
   for (const auto& unit : model.units()) sherd::fully_shard(unit, options);
-  sherd::fully_shard(std::shared_ptr<torch::nn::Module>(result.model), options);
+  sherd::fully_shard(result.model, options);
   const auto values = [&](const std::string& name, at::IntArrayRef shape) {
     return model.initial_values(name, shape);
   };

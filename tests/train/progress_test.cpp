@@ -5,8 +5,8 @@
 
 #include <csignal>
 
-#include "sherd/train/train.h"
 #include "train/stop_signals.h"
+#include "train/train.h"
 
 namespace sherd {
 namespace {

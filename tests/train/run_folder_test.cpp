@@ -10,10 +10,10 @@
 #include <fstream>
 
 #include "files/temporary_folder.h"
-#include "sherd/train/train.h"
 #include "train/metrics.h"
 #include "train/not_finite.h"
 #include "train/run_lock.h"
+#include "train/train.h"
 
 namespace sherd {
 namespace {

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
@@ -16,6 +15,7 @@
 
 #include "sherd/export.h"
 #include "sherd/optim/adamw.h"
+#include "sherd/shard/module_ref.h"
 
 namespace sherd {
 
@@ -66,7 +66,7 @@ struct LoadedState {
 /// Collective; blocks. Call it between steps. An error throws on all ranks and names the file;
 /// training can continue.
 SHERD_API void save(
-    const torch::nn::Module& model,
+    ModuleRef model,
     const AdamW* optimizer,
     const std::string& folder,
     const SaveOptions& options = {});
@@ -76,11 +76,8 @@ SHERD_API void save(
 /// `optimizer` is null, its state is not loaded. All data is checked against its checksums.
 /// Collective; blocks. Call it between steps. An error throws on all ranks and names the tensor;
 /// the model is then partly loaded.
-SHERD_API LoadedState load(
-    const torch::nn::Module& model,
-    AdamW* optimizer,
-    const std::string& folder,
-    const LoadOptions& options = {});
+SHERD_API LoadedState
+load(ModuleRef model, AdamW* optimizer, const std::string& folder, const LoadOptions& options = {});
 
 /// A function that returns `count` elements of a named tensor, from element `begin` of the
 /// flattened tensor on: flat, on the CPU.
@@ -96,43 +93,23 @@ using CheckTensor = std::function<void(const std::string& tensor)>;
 /// buffers do not change. Collective; blocks. If one of them throws on one rank, it throws on all;
 /// after an error of `read` the model is partly loaded.
 SHERD_API void load_elements(
-    const torch::nn::Module& model,
+    ModuleRef model,
     const SlicesOf& slices,
     const ReadElements& read,
     const CheckTensor& check = {});
 
+/// The same with the optimizer as a reference.
 inline void save(
-    const torch::nn::Module& model,
+    ModuleRef model,
     const AdamW& optimizer,
     const std::string& folder,
     const SaveOptions& options = {}) {
   save(model, &optimizer, folder, options);
 }
 inline LoadedState load(
-    const torch::nn::Module& model,
-    AdamW& optimizer,
-    const std::string& folder,
-    const LoadOptions& options = {}) {
+    ModuleRef model, AdamW& optimizer, const std::string& folder, const LoadOptions& options = {}) {
   return load(model, &optimizer, folder, options);
 }
-/// The same for module holders, with the optimizer as a pointer or a reference.
-template <class Contained, class Optimizer>
-void save(
-    const torch::nn::ModuleHolder<Contained>& model,
-    const Optimizer& optimizer,
-    const std::string& folder,
-    const SaveOptions& options = {}) {
-  save(static_cast<const torch::nn::Module&>(*model), optimizer, folder, options);
-}
-template <class Contained, class Optimizer>
-LoadedState load(
-    const torch::nn::ModuleHolder<Contained>& model,
-    Optimizer& optimizer,
-    const std::string& folder,
-    const LoadOptions& options = {}) {
-  return load(static_cast<const torch::nn::Module&>(*model), optimizer, folder, options);
-}
-
 /// Saves checkpoints while training goes on (asynchronous checkpointing): the state is copied to
 /// host memory during the next step, and a thread writes it from there. A training loop calls
 /// begin() after a step, before_update() before the next update, and advance() until it is done.
@@ -145,12 +122,12 @@ class SHERD_API BackgroundSave {
 
   /// Allocates the host memory for the copies now rather than in the first begin(), and returns its
   /// bytes on this rank; pinned memory if the model is on a GPU. Throws while a save is under way.
-  int64_t reserve(const torch::nn::Module& model, const AdamW* optimizer);
+  int64_t reserve(ModuleRef model, const AdamW* optimizer);
   /// Begins to save, as save() does. Call it between steps. Collective; blocks until work that is
   /// under way is done and the ranks agree, but on a GPU not for the copies, which run on a stream
   /// of their own. Throws if the save before is not finished.
   void begin(
-      const torch::nn::Module& model,
+      ModuleRef model,
       const AdamW* optimizer,
       const std::string& folder,
       const SaveOptions& options = {});
@@ -183,9 +160,6 @@ class SHERD_API BackgroundSave {
 /// number. A checkpoint counts as complete if its state can be read and every file is there with
 /// its size; checksums are not compared.
 SHERD_API std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& folder);
-/// Returns in words why a folder is not a complete checkpoint, or nothing if it is. Reads no
-/// tensors.
-SHERD_API std::optional<std::string> incomplete_reason(const std::string& folder);
 /// Removes a folder with everything in it. Renames it to `….removed` first, so that a partly
 /// removed folder never looks like a checkpoint. Throws if a file can't be removed, and names it.
 SHERD_API void remove_checkpoint(const std::string& folder);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "sherd/export.h"
-#include "sherd/kernels/reduction.h"
+#include "sherd/plan/network.h"
 
 namespace sherd {
 

@@ -69,4 +69,10 @@ class SHERD_API Mesh {
   std::vector<std::shared_ptr<const Line>> lines_;
 };
 
+/// The names of the data-parallel axes of a mesh.
+struct DataAxes {
+  std::string inner = "dp";  ///< axis that is sharded over first
+  std::string outer;         ///< second axis, of HSDP and HFSDP; empty: none
+};
+
 }  // namespace sherd

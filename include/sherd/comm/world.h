@@ -11,8 +11,8 @@
 #include <string>
 
 #include "sherd/comm/communicator.h"
-#include "sherd/comm/emulation.h"
 #include "sherd/export.h"
+#include "sherd/plan/network.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -41,6 +41,20 @@ struct WorldOptions {
   bool high_priority_stream = true;
   /// nccl: largest number of CTAs (thread blocks) of a collective; 0 leaves it to NCCL.
   int max_ctas = 0;
+};
+
+/// Settings of an emulated world: one process acts as one rank of many, to try out memory and
+/// speed. Nothing is sent. An all-gather fills every rank's part with this rank's shard; a
+/// reduction returns this rank's part of its input (times the factor of a scaled sum).
+struct Emulation {
+  int64_t rank = 0;                ///< index of the rank that this process is
+  int64_t size = 1;                ///< number of ranks, 1 to 65,536
+  c10::Device device = c10::kCPU;  ///< where its tensors are
+  /// If given, each collective takes the time that it would take on this network: on CPU its Work
+  /// is not done sooner, on CUDA its stream is busy that long. Default: no extra time.
+  std::optional<Network> network{};
+  /// CUDA: number of SMs that a collective keeps busy during that time.
+  int sms = 8;
 };
 
 /// All ranks of a run, and this one's index among them. A handle that is cheap to copy; the

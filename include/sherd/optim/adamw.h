@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <map>
 #include <memory>
@@ -12,6 +11,7 @@
 
 #include "sherd/export.h"
 #include "sherd/shard/fully_shard.h"
+#include "sherd/shard/module_ref.h"
 
 namespace sherd {
 
@@ -50,6 +50,14 @@ struct AdamWOptions {
   std::optional<LossScaling> scaling{};  ///< loss scaling; default: none
 };
 
+/// The bytes that AdamW has allocated on this rank.
+struct OptimizerBytes {
+  int64_t moments = 0;
+  int64_t control = 0;  ///< tables of the update, counters
+  int64_t sum() const { return moments + control; }
+  friend bool operator==(const OptimizerBytes&, const OptimizerBytes&) = default;
+};
+
 /// AdamW over the shards of a model: one pass clips, updates, decays and publishes. On a GPU a step
 /// never blocks the host: learning rate, step count, norm and loss scale stay on the device.
 ///
@@ -62,10 +70,7 @@ class SHERD_API AdamW {
   /// Allocates the moments and prepares the updates. `model` is a root: shard the whole model
   /// before; anything else throws. Collective if it is the first use of the root. Does not keep the
   /// model alive: step() throws if it is gone.
-  explicit AdamW(const torch::nn::Module& model, const AdamWOptions& options = {});
-  template <class Contained>
-  explicit AdamW(const torch::nn::ModuleHolder<Contained>& model, const AdamWOptions& options = {})
-      : AdamW(static_cast<const torch::nn::Module&>(*model), options) {}
+  explicit AdamW(ModuleRef model, const AdamWOptions& options = {});
   ~AdamW();
   AdamW(AdamW&&) noexcept;
   AdamW& operator=(AdamW&&) noexcept;
@@ -91,7 +96,8 @@ class SHERD_API AdamW {
   int64_t updates() const;    ///< updates made so far; skipped ones don't count
   double loss_scale() const;  ///< current scale; 1 without loss scaling
   /// Returns the L2 norm of the last step's gradient over all parameters and ranks: unscaled,
-  /// divided by tokens with Loss::per_token, before clipping.
+  /// divided by tokens with Loss::per_token, before clipping. The step has computed it anyway, so
+  /// nothing is sent; sherd::gradient_norm is for other optimizers.
   double gradient_norm() const;
   /// Returns a copy of that norm on the device, one element in fp64, without blocking.
   at::Tensor gradient_norm_on_device() const;
@@ -117,10 +123,9 @@ class SHERD_API AdamW {
   Progress progress() const;
   /// Sets the state; use the same on all ranks. A loss scale of 0 leaves the current one.
   void set_progress(const Progress& progress);
-  /// Returns the bytes of the moments on this rank.
-  int64_t allocated_bytes() const;
-  /// Returns the bytes of tables and counters on this rank, without the moments.
-  int64_t control_bytes() const;
+  /// Returns what is allocated for the optimizer on this rank. sherd::allocated_bytes has the
+  /// model's.
+  OptimizerBytes allocated_bytes() const;
 
  private:
   struct State;

@@ -24,6 +24,18 @@ enum class Collective : uint8_t {
 /// Returns the operation's name.
 SHERD_API const char* to_text(Collective collective);
 
+/// How a reduction combines the ranks' values. Integers have sum and max only.
+struct Reduction {
+  enum class Kind : uint8_t { sum, mean, max, scaled_sum };
+  Kind kind = Kind::sum;
+  double factor = 1;  ///< factor on the sum, for scaled_sum
+
+  static Reduction sum() { return {Kind::sum, 1}; }
+  static Reduction mean() { return {Kind::mean, 1}; }
+  static Reduction max() { return {Kind::max, 1}; }
+  static Reduction scaled_sum(double factor) { return {Kind::scaled_sum, factor}; }
+};
+
 /// The speed of a network along one axis.
 struct Link {
   double latency = 0;    ///< seconds per operation

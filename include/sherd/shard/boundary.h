@@ -10,10 +10,7 @@
 #include <span>
 
 #include "sherd/export.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "sherd/shard/module_ref.h"
 
 namespace sherd {
 
@@ -40,7 +37,7 @@ class SHERD_API UnitCall {
 
  private:
   friend class Runtime;
-  friend SHERD_API UnitCall before_forward(const torch::nn::Module& module);
+  friend SHERD_API UnitCall before_forward(ModuleRef module);
   friend SHERD_API void after_forward(UnitCall& call, std::span<const at::Tensor> outputs);
   friend SHERD_API void before_backward(const UnitCall& call);
   friend SHERD_API void after_backward(const UnitCall& call);
@@ -61,7 +58,7 @@ class SHERD_API UnitCall {
 /// enqueued on the current stream after this call finds the full parameters; on CPU they are there
 /// on return. All ranks begin the root's call, or sherd::idle_pass. Throws if a unit is called
 /// outside its root, or in a backward without sherd::recompute.
-SHERD_API UnitCall before_forward(const torch::nn::Module& module);
+SHERD_API UnitCall before_forward(ModuleRef module);
 /// Ends the call: releases (reshards) the parameters unless the unit stays gathered, restores
 /// autocast, and hooks the outputs, so that before_backward() is called when a gradient reaches one
 /// of them. `outputs` are all tensors that the forward returns. Throws if the unit is not the one

@@ -11,12 +11,7 @@
 
 #include "sherd/export.h"
 #include "sherd/kernels/fault.h"
-
-namespace torch::nn {
-class Module;
-template <class Contained>
-class ModuleHolder;
-}  // namespace torch::nn
+#include "sherd/shard/module_ref.h"
 
 namespace sherd {
 
@@ -98,43 +93,29 @@ struct ModelBytes {
 // In all functions below `model` is a root; they throw for other modules. The first use of a root
 // is collective, see fully_shard.h.
 
-/// Returns what is allocated for the model on this rank now.
-SHERD_API ModelBytes model_bytes(const torch::nn::Module& model);
+/// Returns what is allocated for the model on this rank now, by kind. AdamW::allocated_bytes has
+/// the optimizer's state, groups() the sizes unit by unit, and program(model).bytes() what the
+/// program needs.
+SHERD_API ModelBytes allocated_bytes(ModuleRef model);
 /// Returns a sentence about symmetric memory (RootOptions::symmetric): with how many communicators
 /// the arena is registered, and whether NCCL can use its symmetric kernels. Empty without it.
-SHERD_API std::string symmetric_report(const torch::nn::Module& model);
+SHERD_API std::string symmetric_report(ModuleRef model);
 
 /// Sets how gradients are watched from the next step on. Call it between steps, on all ranks with
 /// the same options. Blocks until work that is under way is done. Throws in the middle of a step
 /// and after a StepGraph was captured.
-SHERD_API void watch(const torch::nn::Module& model, const WatchOptions& options = {});
+SHERD_API void watch(ModuleRef model, const WatchOptions& options = {});
 /// Returns what was found on all ranks since the last call or report, earliest first, and forgets
 /// it. Only the first 64 ranks with findings are asked. Call it between steps or before the update;
 /// throws in the middle of a step. Collective; blocks.
-SHERD_API std::vector<Finding> findings(const torch::nn::Module& model);
-/// Returns the norms of all parameters that were trainable when they were sharded. Call it between
-/// steps or before the update; throws in the middle of a step. Collective; blocks.
-SHERD_API std::vector<ParameterNorms> norms(const torch::nn::Module& model);
+SHERD_API std::vector<Finding> findings(ModuleRef model);
+/// Returns the norms of each parameter that was trainable when it was sharded. gradient_norm() and
+/// AdamW::gradient_norm() return one norm over all. Call it between steps or before the update;
+/// throws in the middle of a step. Collective; blocks.
+SHERD_API std::vector<ParameterNorms> norms(ModuleRef model);
 /// Returns the sizes of all groups, unit by unit.
-SHERD_API std::vector<GroupReport> groups(const torch::nn::Module& model);
+SHERD_API std::vector<GroupReport> groups(ModuleRef model);
 /// Formats the sizes as a table with a line of totals.
 SHERD_API std::string to_text(const std::vector<GroupReport>& groups);
-
-template <class Contained>
-void watch(const torch::nn::ModuleHolder<Contained>& model, const WatchOptions& options = {}) {
-  watch(static_cast<const torch::nn::Module&>(*model), options);
-}
-template <class Contained>
-std::vector<Finding> findings(const torch::nn::ModuleHolder<Contained>& model) {
-  return findings(static_cast<const torch::nn::Module&>(*model));
-}
-template <class Contained>
-std::vector<ParameterNorms> norms(const torch::nn::ModuleHolder<Contained>& model) {
-  return norms(static_cast<const torch::nn::Module&>(*model));
-}
-template <class Contained>
-std::vector<GroupReport> groups(const torch::nn::ModuleHolder<Contained>& model) {
-  return groups(static_cast<const torch::nn::Module&>(*model));
-}
 
 }  // namespace sherd

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
@@ -14,6 +13,7 @@
 
 #include "sherd/export.h"
 #include "sherd/plan/program.h"
+#include "sherd/shard/module_ref.h"
 #include "sherd/shard/options.h"
 
 namespace torch::optim {
@@ -52,32 +52,14 @@ namespace sherd {
 /// options. Different modules throw here on all ranks, different options in the first pass. Also
 /// throws if the module is sharded already, if the mesh lacks an axis that the options name, and
 /// for parameters that can't be sharded (sparse, or made in inference mode).
-SHERD_API void fully_shard(
-    const std::shared_ptr<torch::nn::Module>& module, const UnitOptions& options = {});
+SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options = {});
 /// The same for the root, with options that hold for the whole model:
 ///
 ///   sherd::fully_shard(model, {.mesh = mesh}, {.prefetch_depth = 2, .loss = sherd::Loss::sum});
 ///
 /// Without them the root has the defaults of RootOptions. A unit inside another one takes none: the
 /// model's first use throws and names the unit and its options.
-SHERD_API void fully_shard(
-    const std::shared_ptr<torch::nn::Module>& module,
-    const UnitOptions& options,
-    const RootOptions& root);
-
-/// The same two for a module holder.
-template <class Contained>
-void fully_shard(
-    const torch::nn::ModuleHolder<Contained>& module, const UnitOptions& options = {}) {
-  fully_shard(std::shared_ptr<torch::nn::Module>(module.ptr()), options);
-}
-template <class Contained>
-void fully_shard(
-    const torch::nn::ModuleHolder<Contained>& module,
-    const UnitOptions& options,
-    const RootOptions& root) {
-  fully_shard(std::shared_ptr<torch::nn::Module>(module.ptr()), options, root);
-}
+SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options, const RootOptions& root);
 
 // ---- the step -----------------------------------------------------------------------------------
 
@@ -91,30 +73,29 @@ void fully_shard(
 ///
 /// A backward that reaches no parameter (autograd::grad with respect to an input, a model that is
 /// frozen completely) does not count; all ranks must run it alike.
-SHERD_API void micro_batches(const torch::nn::Module& model, int64_t count);
+SHERD_API void micro_batches(ModuleRef model, int64_t count);
 /// Runs a pass without data: joins all collectives of the other ranks' pass and contributes zero
 /// gradients. Call it once for each forward and backward that the others run with data; under
 /// NoGradGuard, once for each forward. Blocks while it follows the other ranks.
-SHERD_API void idle_pass(const torch::nn::Module& model);
+SHERD_API void idle_pass(ModuleRef model);
 /// Blocks the host until all communication of the model on this rank is done. After a pass has
 /// thrown it returns at once, because that communication may never end; the next pass waits for it.
-SHERD_API void finish(const torch::nn::Module& model);
+SHERD_API void finish(ModuleRef model);
 
 /// Returns the tensors to build a torch optimizer over: this rank's elements of the main weight
 /// (master weight) of each trainable parameter, flat; views, not copies. Parameters without
 /// elements on this rank are left out, so ranks may get different numbers of tensors, or none. The
 /// tensors have a grad() from the end of the step's last backward until publish(); with
 /// Loss::per_token, only inside step(). Parameters that are frozen by then have none.
-SHERD_API std::vector<at::Tensor> parameters(const torch::nn::Module& model);
+SHERD_API std::vector<at::Tensor> parameters(ModuleRef model);
 /// Returns the same tensors with the parameters' full names, in the same order on all ranks; a
 /// tensor is empty where this rank has no elements.
-SHERD_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(
-    const torch::nn::Module& model);
+SHERD_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(ModuleRef model);
 /// Makes the model compute with the changed main weights from the next pass on, and drops the
 /// gradients. Call it on all ranks after a torch optimizer's step(); sherd::step and AdamW::step
 /// include it. Sends nothing and does not block: the copy to the model weight runs on the current
 /// stream, and the next gathers wait for it. Throws in the middle of a step.
-SHERD_API void publish(const torch::nn::Module& model);
+SHERD_API void publish(ModuleRef model);
 
 /// Options of sherd::step, AdamW::step and gradient_norm.
 struct StepOptions {
@@ -126,41 +107,39 @@ struct StepOptions {
 /// divides the gradients by the tokens of all ranks, which blocks. Throws if the optimizer was not
 /// built over sherd::parameters(model), or if backwards of the step are missing. Collective.
 SHERD_API void step(
-    const torch::nn::Module& model,
-    torch::optim::Optimizer& optimizer,
-    const StepOptions& options = {});
+    ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions& options = {});
 
 /// Returns the L2 norm of the step's gradient over all parameters and ranks. Each element counts
 /// once: replicas are not counted twice, and ranks along an axis `ep` (expert parallelism) hold
 /// different elements. Call it after the step's last backward and before the update, with tokens
-/// as for step(). Collective; blocks.
-SHERD_API double gradient_norm(const torch::nn::Module& model, const StepOptions& options = {});
+/// as for step(). Collective; blocks. With AdamW use AdamW::gradient_norm, which costs nothing; the
+/// norms of single parameters are in norms() (diagnostics.h).
+SHERD_API double gradient_norm(ModuleRef model, const StepOptions& options = {});
 
 // ---- looking inside -----------------------------------------------------------------------------
 
 /// Returns the step as data, to print, count or compare. The reference is valid until another
 /// program replaces it: when the units are called in another order, or the number of micro-batches
 /// changes.
-SHERD_API const Program& program(const torch::nn::Module& model);
-/// Returns the bytes of all weights, gradients and slots of the model on this rank, without the
-/// optimizer's state. model_bytes() in diagnostics.h has them by kind.
-SHERD_API int64_t allocated_bytes(const torch::nn::Module& model);
+SHERD_API const Program& program(ModuleRef model);
 /// Returns copies of all main weights (master weights), in full, by name, on every rank's device:
 /// takes the memory of the whole model. Call it between passes. Collective; blocks.
-SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(
-    const torch::nn::Module& model);
-/// Runs `edit` while the parameters of one unit are gathered in full and may be written, then
-/// stores what it wrote in main and model weights. Elements that it leaves alone keep the precision
-/// of their main weight. It must write the same on all ranks. Call it between steps; throws within
-/// one. Collective; blocks.
-SHERD_API void edit_parameters(torch::nn::Module& unit, const std::function<void()>& edit);
+SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(ModuleRef model);
+/// Runs `edit` while the module's parameters have the values of their main weights (master
+/// weights), in full and in the main weights' dtype, then stores what it wrote in main and model
+/// weights. Parameters of units inside this one are not included. It must write the same on all
+/// ranks; if it throws, nothing changes. Call it between steps, when the parameters have values;
+/// throws otherwise. Collective; blocks.
+///
+///   sherd::edit_parameters(layer, [&] { layer->up->weight.mul_(0.5); });
+SHERD_API void edit_parameters(ModuleRef unit, const std::function<void()>& edit);
 
 /// Gathers the parameters of one unit in full, outside its calls, into memory of their own: they
 /// can be read until release(), the next pass or the next update. What is written to them is lost;
 /// use edit_parameters(). Call it between passes. Collective; blocks.
-SHERD_API void gather(const torch::nn::Module& unit);
+SHERD_API void gather(ModuleRef unit);
 /// Releases what gather() has gathered; no effect otherwise. Not collective.
-SHERD_API void release(const torch::nn::Module& unit);
+SHERD_API void release(ModuleRef unit);
 
 /// The buffer for a parameter's gradient, for custom autograd functions that write it themselves
 /// instead of returning it.
@@ -173,40 +152,5 @@ struct GradientTarget {
 /// returns the gradient as usual, if the parameter belongs to no unit, is frozen or has hooks, if
 /// its unit is not in a backward, or if autograd was asked for some gradients only.
 SHERD_API std::optional<GradientTarget> gradient_target(const at::Tensor& parameter);
-
-// The same functions for module holders.
-#define SHERD_FOR_HOLDERS(name, result)                                          \
-  template <class Contained, class... Args>                                      \
-  result name(const torch::nn::ModuleHolder<Contained>& model, Args&&... args) { \
-    return name(*model, std::forward<Args>(args)...);                            \
-  }
-SHERD_FOR_HOLDERS(micro_batches, void)
-SHERD_FOR_HOLDERS(gather, void)
-SHERD_FOR_HOLDERS(release, void)
-SHERD_FOR_HOLDERS(idle_pass, void)
-SHERD_FOR_HOLDERS(finish, void)
-SHERD_FOR_HOLDERS(parameters, auto)
-SHERD_FOR_HOLDERS(named_parameters, auto)
-SHERD_FOR_HOLDERS(publish, void)
-SHERD_FOR_HOLDERS(program, const Program&)
-SHERD_FOR_HOLDERS(allocated_bytes, int64_t)
-SHERD_FOR_HOLDERS(full_parameters, auto)
-#undef SHERD_FOR_HOLDERS
-template <class Contained>
-void step(
-    const torch::nn::ModuleHolder<Contained>& model,
-    torch::optim::Optimizer& optimizer,
-    const StepOptions& options = {}) {
-  step(static_cast<const torch::nn::Module&>(*model), optimizer, options);
-}
-template <class Contained>
-double gradient_norm(
-    const torch::nn::ModuleHolder<Contained>& model, const StepOptions& options = {}) {
-  return gradient_norm(static_cast<const torch::nn::Module&>(*model), options);
-}
-template <class Contained>
-void edit_parameters(torch::nn::ModuleHolder<Contained> unit, const std::function<void()>& edit) {
-  edit_parameters(static_cast<torch::nn::Module&>(*unit), edit);
-}
 
 }  // namespace sherd

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <typeindex>
 
 #include "sherd/export.h"
+#include "sherd/shard/module_ref.h"
 
 namespace sherd {
 
@@ -62,20 +62,7 @@ struct InitialiseOptions {
 /// Call it on all ranks after fully_shard of the root. Sends nothing; needs memory for one full
 /// unit at a time. Throws, naming the parameter, if its module has no known reset_parameters() or
 /// leaves elements unset. A forward throws while parameters have no values.
-SHERD_API void initialise(torch::nn::Module& model, const InitialiseOptions& options = {});
-template <class Contained>
-void initialise(
-    const torch::nn::ModuleHolder<Contained>& model, const InitialiseOptions& options = {}) {
-  initialise(static_cast<torch::nn::Module&>(*model.ptr()), options);
-}
-
-/// Runs `edit` for each parameter of one unit, with the parameter's name within the unit and its
-/// full main weight (master weight), and stores what `edit` wrote. It must write the same on all
-/// ranks. Call it between steps, when the parameters have values; throws otherwise. Collective;
-/// blocks.
-SHERD_API void edit_main_weights(
-    torch::nn::Module& unit,
-    const std::function<void(const std::string& name, const at::Tensor& weight)>& edit);
+SHERD_API void initialise(ModuleRef model, const InitialiseOptions& options = {});
 
 namespace detail {
 /// Registers the function that resets modules of a type.

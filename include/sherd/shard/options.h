@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "sherd/buffer/dbuffer.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/plan/layout.h"
 #include "sherd/plan/placement.h"

@@ -5,10 +5,7 @@
 #include <memory>
 
 #include "sherd/export.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "sherd/shard/module_ref.h"
 
 namespace sherd {
 
@@ -25,7 +22,7 @@ class SHERD_API StepGraph {
  public:
   /// Prepares a graph for a model, which is a root. Throws if its steps can't be captured: without
   /// a GPU, in a build without CUDA, or with MemoryKind::eager.
-  explicit StepGraph(const torch::nn::Module& model);
+  explicit StepGraph(ModuleRef model);
   ~StepGraph();
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;

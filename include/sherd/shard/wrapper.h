@@ -32,7 +32,7 @@ class FullyShardedDataParallel {
       Holder model, UnitTypes<Holders...> types, const UnitOptions& options = {})
       : model_(std::move(model)) {
     shard_inside(types, options);
-    fully_shard(std::shared_ptr<torch::nn::Module>(model_.ptr()), options);
+    fully_shard(model_, options);
   }
   /// The same, with options for the whole model.
   template <class... Holders>
@@ -43,7 +43,7 @@ class FullyShardedDataParallel {
       const RootOptions& root)
       : model_(std::move(model)) {
     shard_inside(types, options);
-    fully_shard(std::shared_ptr<torch::nn::Module>(model_.ptr()), options, root);
+    fully_shard(model_, options, root);
   }
 
   /// Runs the model's forward.

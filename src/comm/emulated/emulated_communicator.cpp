@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "comm/backends.h"
+#include "comm/emulated/recorded_calls.h"
 #include "comm/overlap.h"
 #include "comm/streams.h"
 #include "kernels/occupy.h"

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/data/tokenize.h"
+#include "data/tokenizer/tokenize.h"
 
 #include <c10/util/Exception.h>
 #include <sys/stat.h>
 
+#include "checkpoint/mapped_file.h"
 #include "data/tokenizer/token_writer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "files/nearest_word.h"
 #include "files/same_file.h"
-#include "sherd/checkpoint/mapped_file.h"
 
 namespace sherd {
 namespace {

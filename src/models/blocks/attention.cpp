@@ -3,7 +3,7 @@
 #include "models/blocks/attention.h"
 
 #include "models/blocks/feed_forward.h"
-#include "sherd/nn/norm_linear.h"
+#include "sherd/nn/functional.h"
 
 namespace sherd {
 

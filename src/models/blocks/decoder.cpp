@@ -7,7 +7,7 @@
 
 #include "models/blocks/feed_forward.h"
 #include "models/blocks/layer_name.h"
-#include "sherd/nn/embedding.h"
+#include "sherd/nn/functional.h"
 #include "sherd/nn/recompute.h"
 
 namespace sherd {

@@ -9,7 +9,7 @@
 #include "models/blocks/norm.h"
 #include "sherd/models/language_model.h"
 #include "sherd/models/llama.h"
-#include "sherd/nn/cross_entropy.h"
+#include "sherd/nn/functional.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/module.h"
 

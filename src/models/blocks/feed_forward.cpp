@@ -4,8 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/silu.h>
 
-#include "sherd/nn/feed_forward.h"
-#include "sherd/nn/norm_linear.h"
+#include "sherd/nn/functional.h"
 #include "sherd/nn/recompute.h"
 
 namespace sherd {

@@ -3,7 +3,7 @@
 
 #include <ATen/ops/ones.h>
 
-#include "sherd/nn/rms_norm.h"
+#include "sherd/nn/functional.h"
 #include "sherd/shard/module.h"
 
 namespace sherd {

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "sherd/models/llama.h"
-#include "sherd/nn/attention.h"
+#include "sherd/nn/functional.h"
 
 namespace sherd {
 

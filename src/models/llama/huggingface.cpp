@@ -9,11 +9,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "checkpoint/mapped_file.h"
+#include "checkpoint/safetensors.h"
 #include "files/parse_json.h"
 #include "models/llama/huggingface.h"
 #include "sherd/checkpoint/checkpoint.h"
-#include "sherd/checkpoint/mapped_file.h"
-#include "sherd/checkpoint/safetensors.h"
 #include "sherd/models/llama.h"
 
 namespace sherd {

@@ -11,7 +11,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
-#include "sherd/nn/autocast.h"
+#include "nn/autocast.h"
 
 namespace sherd {
 

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "sherd/buffer/dbuffer.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/plan/placement.h"
 #include "sherd/shard/precision.h"

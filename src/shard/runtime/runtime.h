@@ -87,8 +87,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     return parts_.agreement.records().collect(text, most);
   }
   ModelBytes bytes() const;
-  /// Bytes of all that is allocated for this model.
-  int64_t allocated() const;
 
  private:
   explicit Runtime(Unit& root) : parts_(root), forward_(parts_), backward_(parts_) {}

@@ -180,13 +180,4 @@ ModelBytes Runtime::bytes() const {
   return bytes;
 }
 
-int64_t Runtime::allocated() const {
-  ModelBytes bytes;
-  for (const auto* unit : parts_.units) {
-    if (!unit) continue;
-    for (const auto& group : unit->groups()) group->add_bytes(bytes);
-  }
-  return bytes.sum() + parts_.program.arena_bytes();
-}
-
 }  // namespace sherd

@@ -6,12 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "plan/price.h"
 #include "sherd/export.h"
-#include "sherd/plan/price.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "sherd/shard/module_ref.h"
 
 namespace sherd {
 
@@ -36,7 +33,7 @@ class SHERD_API Recording {
   /// Starts recording. `model` is a root and must outlive the recorder. `live`, if given, returns
   /// the bytes that are allocated now, for StepRecord::kept. Call it between passes; blocks until
   /// work that is under way is done.
-  explicit Recording(const torch::nn::Module& model, std::function<int64_t()> live = {});
+  explicit Recording(ModuleRef model, std::function<int64_t()> live = {});
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;

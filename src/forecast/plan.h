@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "sherd/configuration/configuration.h"
-#include "sherd/configuration/network_file.h"
+#include "configuration/configuration.h"
+#include "configuration/network_file.h"
+#include "forecast/ledger.h"
+#include "plan/price.h"
 #include "sherd/export.h"
-#include "sherd/forecast/ledger.h"
-#include "sherd/plan/price.h"
 #include "sherd/plan/program.h"
 
 namespace sherd {

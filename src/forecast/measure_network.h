@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "configuration/network_file.h"
 #include "sherd/comm/world.h"
-#include "sherd/configuration/network_file.h"
 #include "sherd/export.h"
 #include "sherd/plan/network.h"
 

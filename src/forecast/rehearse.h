@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "sherd/configuration/configuration.h"
-#include "sherd/configuration/network_file.h"
+#include "configuration/configuration.h"
+#include "configuration/network_file.h"
+#include "forecast/plan.h"
 #include "sherd/export.h"
-#include "sherd/forecast/plan.h"
 
 namespace sherd {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "plan/price.h"
 #include "sherd/export.h"
-#include "sherd/plan/price.h"
 
 namespace sherd {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 #include "sherd/export.h"
 
 namespace sherd {

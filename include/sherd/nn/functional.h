@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations of transformers, for the forwards of modules. Each is one autograd node, which keeps
+// few bytes for its backward and writes the gradients of weights straight into the unit's buffer,
+// as linear() does. They work without sharding, too. The models of this library use the fused ones
+// (norm_linear, norm_feed_forward, attention); rms_norm, add_rms_norm, swiglu, feed_forward and
+// rope_ are for models of your own that are put together in another way.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <tuple>
+
+#include "sherd/export.h"
+
+namespace sherd {
+
+// ---- embedding and loss -------------------------------------------------------------------------
+
+/// Returns weight[tokens]: a row of weight [V, D] for each token (int64, any shape). In a unit's
+/// backward the weight's gradient is written straight into the unit's buffer, summed in fp32 in
+/// the same order every time. Second derivatives throw.
+///
+/// For the backward it keeps the tokens, 8 bytes each.
+SHERD_API at::Tensor embedding(const at::Tensor& weight, const at::Tensor& tokens);
+
+/// The treatment of the logits between forward and backward.
+enum class HeadLogits : uint8_t {
+  /// Recomputes them in the backward, chunk by chunk: one more product with the weight. Keeps x,
+  /// the targets and 4 bytes a token.
+  redo,
+  /// Computes them all in the forward, replaces them by their gradients, and keeps these in x's
+  /// dtype: with bf16, 2·V bytes a token (2.1 GB for 8192 tokens and a vocabulary of 128256).
+  keep,
+};
+
+/// Options of linear_cross_entropy.
+struct HeadOptions {
+  HeadLogits logits = HeadLogits::redo;
+  /// HeadLogits::redo: number of rows whose logits are computed at a time, in x's dtype. Each chunk
+  /// of the backward reads and writes the whole weight gradient once, so large chunks save traffic.
+  int64_t chunk_rows = 2048;
+};
+
+/// Returns the sum over rows of the cross entropy of the logits x · weightᵀ, in fp32. x is [T, D],
+/// weight [V, D], targets [T] in int64; rows with a negative target are ignored. Loss and gradients
+/// of logits are computed in fp32 (fp64 for fp64 input). The weight's gradient is written as by
+/// linear(), with the same bits every time. Never blocks for the device. Second derivatives throw,
+/// and so do shapes and dtypes that don't fit.
+SHERD_API at::Tensor linear_cross_entropy(
+    const at::Tensor& x,
+    const at::Tensor& weight,
+    const at::Tensor& targets,
+    const HeadOptions& options = {});
+
+// ---- RMSNorm ------------------------------------------------------------------------------------
+
+// RMSNorm over the last dim, computed in fp32 (fp64 for fp64 input) and rounded once. The weight's
+// gradient is written as by linear(), added up in the same order every time. Second derivatives
+// throw, and so do shapes and dtypes that don't fit.
+
+/// Returns x / √(mean(x²) + epsilon) · weight, with weight [D].
+///
+/// For the backward it keeps x, the weight and 4 bytes a row: with bf16, 2·D + 4 bytes a token. x
+/// is often kept by other operations anyway.
+SHERD_API at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+
+/// Returns {sum, y}: sum = x + residual in the wider of their dtypes, and y = rms_norm(sum), in one
+/// kernel. The backward is one kernel too, and adds the sum's other gradients.
+///
+/// For the backward it keeps the sum (neither x nor residual), the weight and 4 bytes a row: with
+/// bf16, 2·D + 4 bytes a token.
+SHERD_API std::tuple<at::Tensor, at::Tensor> add_rms_norm(
+    const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double epsilon);
+
+/// The RMSNorm before a product.
+struct NormOptions {
+  at::Tensor weight;      ///< [D]
+  double epsilon = 1e-5;  ///< added to the mean square
+};
+
+/// Returns {sum, product}: sum = x + residual (x, if the residual is undefined) and product =
+/// rms_norm(sum) · weightᵀ, with weight [F, D]. Use the sum as the next operation's residual; its
+/// other gradients are added in the same backward. The weights' gradients are written as by
+/// linear(). Second derivatives throw, and so do shapes and dtypes that don't fit.
+///
+/// For the backward it keeps the sum alone, with bf16 2·D bytes a token, and recomputes the norm.
+SHERD_API std::tuple<at::Tensor, at::Tensor> norm_linear(
+    const at::Tensor& x,
+    const at::Tensor& residual,
+    const NormOptions& norm,
+    const at::Tensor& weight);
+
+// ---- feed-forward -------------------------------------------------------------------------------
+
+/// Returns silu(gate) · up, with gate and up packed in the last dim, gate first: [.., 2F] to
+/// [.., F]. Computed in fp32, rounded once. Second derivatives throw, and so do shapes and dtypes
+/// that don't fit.
+///
+/// For the backward it keeps gate_up: with bf16, 4·F bytes a token. feed_forward() keeps no more,
+/// and the following product does not have to keep its input.
+SHERD_API at::Tensor swiglu(const at::Tensor& gate_up);
+
+/// Returns a SwiGLU feed-forward: (silu(gate) · up) · downᵀ, where gate and up are the halves of
+/// x · gate_upᵀ. x is [.., D], gate_up [2F, D] (the gate's rows first), down [D, F]. The weights'
+/// gradients are written as by linear(). Second derivatives throw, and so do shapes and dtypes that
+/// don't fit.
+///
+/// For the backward it keeps x and the product x · gate_upᵀ: with bf16, 2·D + 4·F bytes a token.
+/// The activation is always recomputed. With `redo_gate_up` it keeps x alone, 2·D bytes a token,
+/// and recomputes that product too.
+SHERD_API at::Tensor feed_forward(
+    const at::Tensor& x,
+    const at::Tensor& gate_up_weight,
+    const at::Tensor& down_weight,
+    bool redo_gate_up = false);
+
+/// Options of norm_feed_forward.
+struct FeedForwardOptions {
+  /// Recomputes the product with gate_up in the backward instead of keeping it.
+  bool redo_gate_up = false;
+  /// Lets the backward overwrite the product with gate_up by its gradient, which saves memory. Only
+  /// for graphs that run backward once.
+  bool overwrites = false;
+  /// Leaves the result without values and skips the product with down, for a recompute whose result
+  /// is not used: only its backward runs.
+  bool skips_result = false;
+};
+
+/// Returns {sum, result}: the same sum as norm_linear() and result = feed_forward(rms_norm(sum)).
+/// Gradients and errors are as there.
+///
+/// For the backward it keeps the sum and the product with gate_up, with bf16 2·D + 4·F bytes a
+/// token; with `redo_gate_up` the sum alone.
+SHERD_API std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
+    const at::Tensor& x,
+    const at::Tensor& residual,
+    const NormOptions& norm,
+    const at::Tensor& gate_up_weight,
+    const at::Tensor& down_weight,
+    const FeedForwardOptions& options = {});
+
+// ---- attention ----------------------------------------------------------------------------------
+
+/// The shape of grouped-query attention.
+struct AttentionShape {
+  int64_t heads = 1;     ///< number of query heads
+  int64_t kv_heads = 1;  ///< number of key heads, and of value heads; divides `heads`
+  int64_t head_dim = 8;  ///< width of a head
+  bool causal = true;    ///< positions see only themselves and earlier ones
+};
+
+/// The tables of rotary position embeddings: cosine and sine of the angles, [positions,
+/// head_dim / 2], fp32, contiguous. Undefined tensors: no rotary embeddings.
+struct RotaryTables {
+  at::Tensor cosine;
+  at::Tensor sine;
+};
+
+/// Returns scaled dot-product attention over packed queries, keys and values:
+/// [B, S, (heads + 2 · kv_heads) · head_dim] to [B, S, heads · head_dim]. May apply the rotary
+/// embeddings to `packed` in place, so nothing else may use it. Throws for shapes that don't fit.
+///
+/// In bf16 or fp16 on a GPU, with a head_dim that is a multiple of 8 and at most 128, it runs in
+/// cuDNN and keeps for the backward `packed`, the output and one fp32 number per head and position.
+/// Otherwise it is torch's scaled_dot_product_attention, which keeps more.
+SHERD_API at::Tensor attention(
+    const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary = {});
+
+/// The heads and angles of rotary position embeddings, for queries, keys and values packed in this
+/// order in [B, S, (heads + 2 · kv_heads) · head_dim]. At each position, dims i and i + head_dim/2
+/// of a head are rotated by the angle whose cosine and sine are at [position, i].
+struct Rope {
+  int64_t heads = 1;     ///< number of query heads
+  int64_t kv_heads = 1;  ///< number of key heads, and of value heads
+  at::Tensor cosine;     ///< [at least S, head_dim/2], fp32, contiguous
+  at::Tensor sine;       ///< as the cosine
+};
+
+// Both work in place, compute in fp32 and round once. For the backward they keep the tables alone:
+// 0 bytes a token. Second derivatives throw, and so do shapes and dtypes that don't fit.
+
+/// Rotates queries and keys in place and returns `packed`, which may be a strided view with a
+/// contiguous last dim. The backward rotates the gradient back, in place if nothing else refers to
+/// it, else in a copy.
+SHERD_API at::Tensor rope_(const at::Tensor& packed, const Rope& rope);
+
+/// Rotates queries and keys in place and returns {queries, keys, values} as views of the same
+/// memory: [B, S, heads, head_dim], and [B, S, kv_heads, head_dim] twice. Do not use `packed`
+/// afterwards: a backward that needs its values throws. The backward writes the three gradients
+/// straight into one packed tensor, one kernel each, without joining slices first.
+SHERD_API std::array<at::Tensor, 3> rope_split_(const at::Tensor& packed, const Rope& rope);
+
+}  // namespace sherd
