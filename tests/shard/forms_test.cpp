@@ -278,7 +278,8 @@ TEST(FormsTest, TheWrapperShardsInnerModulesBeforeTheModulesAroundThem) {
   auto [plain, reference] = two_alike<Nested>();
   FullyShardedDataParallel model(
       plain, UnitTypes<Outer, Link>{},
-      {.mesh = mesh_for({}), .placement = Placement(Strategy::optim_grads)});
+      {.mesh = mesh_for({}), .placement = Placement(Strategy::optim_grads)}, {.prefetch_depth = 3});
+  EXPECT_EQ(program(model.module()).options().prefetch_depth, 3);
   EXPECT_EQ(
       unit_names(*model.module()),
       (std::vector<std::string>{
