@@ -5,7 +5,7 @@
 #include <array>
 #include <string_view>
 
-#include "sherd/configuration/configuration.h"
+#include "configuration/configuration.h"
 
 namespace sherd {
 

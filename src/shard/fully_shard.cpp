@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "shard/agreement.h"
+#include "shard/glob.h"
 #include "shard/registry.h"
 #include "shard/runtime/runtime.h"
 #include "shard/sharded_model.h"

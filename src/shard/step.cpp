@@ -182,7 +182,7 @@ namespace {
 auto unit_to_edit(const torch::nn::Module& module, const char* function) {
   const auto unit = find_unit(&module);
   TORCH_CHECK_VALUE(
-      unit, "[shard] ", function, " is called with '", module->name(), "', which is no unit");
+      unit, "[shard] ", function, " is called with '", module.name(), "', which is no unit");
   if (unit->runtime) {
     unit->runtime->check_resting(function);
     TORCH_CHECK(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sherd/forecast/measure_network.h"
+#include "forecast/measure_network.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sharding in a wrong way, and touching what is not there: an error that says what to do instead.
+#include <torch/nn/modules/container/sequential.h>
+
 #include "shard/failure_fixture.h"
 
 namespace sherd::testing {
@@ -115,7 +117,7 @@ TEST(ErrorsTest, RootOptionsOfAModelThatBecomesPartOfAnotherAreRefused) {
   shard_all(model, options, {.prefetch_depth = 2});
   expect_trains(model);
   torch::nn::Sequential around(model);
-  fully_shard(std::shared_ptr<torch::nn::Module>(around.ptr()), options);
+  fully_shard(around, options);
   expect_error({"[shard]", "unit '0' has root options (prefetch_depth)", "'Sequential'"}, [&] {
     program(*around);
   });
