@@ -60,8 +60,8 @@ size_t count_calls(const CallOrder& order);
 CallOrder without_recomputes(CallOrder order);
 /// The order with recomputes where marks have them, each numbered by its first position.
 CallOrder with_recomputes(CallOrder order, const CallMarks& marks);
-/// Drops calls that no rank made, of units that are called elsewhere: they are where the order used
-/// to have them. Returns too where each position has gone.
+/// Drops calls that no rank made, if their unit is called at another position: there the unit has
+/// moved. Also returns the new position of each call; kNone: dropped.
 std::pair<CallOrder, std::vector<int32_t>> without_skipped(
     const CallOrder& order, const CallMarks& marks, size_t units);
 

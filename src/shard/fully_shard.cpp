@@ -230,7 +230,7 @@ void shard(
         " ", key, " [", c10::Join(" ", buffer.sizes()), "] ", buffer.scalar_type(),
         buffer.is_meta() ? " without values" : "");
   }
-  // Before anything is sent whose size it would be about.
+  // Compare first: what is sent later has these sizes.
   for (const auto& axis : {axes.inner, axes.outer}) {
     if (axis.empty()) continue;
     require_same(mesh.communicator(axis), mesh.world().device(), "shard", facts);

@@ -68,7 +68,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitSpec spec() const;
   std::vector<UnitParameter> parameters() const;
 
-  /// Gradients of the parameters arrive at nodes of ours, made for the stream that is current.
+  /// Puts a node in place of each parameter's gradient accumulator, for the current stream.
   void prepare_nodes();
   /// Appends, for each parameter that was trainable when it was sharded, whether it is frozen now.
   void add_frozen(std::vector<bool>& frozen) const;
@@ -76,7 +76,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// to one of the parameters.
   bool is_reached() const;
 
-  int64_t sequence = 0;  // in which units were sharded
+  int64_t sequence = 0;  // order in which units were sharded
 
   // Set by its runtime.
   std::vector<std::shared_ptr<Unit>> holds;  // units without parameters live as long as this one
@@ -84,17 +84,17 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int32_t number = kNone;  // in the program
   Phase phase = Phase::resting;
   int32_t calls = 0;                                        // under way
-  bool gathered = false;                                    // its parameters are to be had
+  bool gathered = false;                                    // parameters are readable
   bool collecting = false;                                  // gradients may arrive
   std::optional<std::vector<at::Tensor>> gathered_outside;  // by sherd::gather; until hide()
 
   void show();
-  /// What parameters are read from is theirs no more. Eager memory goes back, unless it is kept.
+  /// Unmaps the parameters: reading them throws. Frees eager memory, unless it is kept.
   void hide(bool keeps_memory = false);
-  /// One call more is under way, and one less.
+  /// Begins and ends a call.
   void enter(Phase now);
   void leave();
-  /// Nothing is under way any more, whatever was.
+  /// Ends all calls after a failure.
   void rest() noexcept;
   void receive(size_t group, size_t member, const at::Tensor& gradient);
 

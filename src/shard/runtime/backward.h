@@ -32,7 +32,6 @@ class Backward {
   /// Forgets a pass that failed.
   void reset() noexcept { pass_.reset(); }
 
-  const std::shared_ptr<Pass>& pass() const { return pass_; }
   /// Whether a function that writes a parameter's gradient itself may do so now: in a backward
   /// with `inputs` autograd decides which gradients are wanted.
   bool takes_all_gradients() const { return !partial_; }

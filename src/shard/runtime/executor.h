@@ -38,7 +38,8 @@ class Executor {
   /// slot may be another's at this time. `refresh`: the model weights are older than the main ones.
   /// One buffer for each group that is gathered. Blocks.
   std::vector<at::Tensor> gather_now(const Unit& unit, bool refresh);
-  /// Collectives that were issued so far: ranks compare it after a failure.
+  /// Number of collectives that were issued so far, where groups gathered by gather_now() count as
+  /// one each. Ranks compare it after a failure.
   int64_t issued() const { return issued_; }
 
   /// Frees what eager memory holds of gradients. Nothing may be under way.

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <c10/core/Stream.h>
-
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 
 namespace sherd {
 
 struct RuntimeParts;
 
 // Note [When something throws]
-// A forward: the boundary catches, calls Runtime::abandon, and the exception goes on to the caller.
+// A forward: the boundary is left by the exception and calls Runtime::abandon.
 // A backward: the caller of backward() gets the exception while autograd's thread may still be at
 // the node that threw, or at others. Its callback (BackwardEnd) is destroyed without a call, and
 // abandons the pass; whatever the caller does next waits for that first (Runtime::notice_failure).
@@ -27,13 +25,14 @@ struct RuntimeParts;
 /// without (the backward threw), or the caller's thread gives up waiting for that.
 class BackwardEnd {
  public:
-  /// When autograd ends the backward that this thread is in: calls `finish`, on `stream` (GPU); or
-  /// `fail` if the backward throws. Neither is called once the backward is over.
+  /// When autograd ends the backward that this thread is in: calls `finish`, or `fail` if the
+  /// backward throws. Neither is called once the backward is over.
   static void queue(
       const std::shared_ptr<BackwardEnd>& end,
       std::function<void()> finish,
       std::function<void()> fail);
 
+  /// Any thread; fail() and wait() may call it through `fail`, with their lock held.
   void set_over() { over_ = true; }
   /// Calls `fail` unless the backward is over, and wakes who waits.
   void fail(const std::function<void()>& fail) noexcept;
@@ -44,7 +43,7 @@ class BackwardEnd {
   class Callback;
   std::mutex mutex_;  // two threads see the failure
   std::condition_variable ended_;
-  bool over_ = false;
+  std::atomic<bool> over_{false};
 };
 
 /// Releases everything after an exception in a pass; nothing waits for other ranks.

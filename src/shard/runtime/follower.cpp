@@ -47,7 +47,7 @@ void Follower::follow(CallTracker& calls, bool order_known, bool block) {
   const BackwardFlags flags{
       state_.backwards_done() == 0, state_.backwards_done() + 1 == state_.micro_batches(),
       /*kept=*/true};
-  // Of a backward that does not communicate the others say nothing.
+  // The others send no record for a backward that does not communicate.
   if (!follows_ || followed_ || (order_known && !communicates(program_->backward(flags)))) return;
   // On CUDA the current stream may wait for gathers that the others have not come to yet.
   std::optional<c10::StreamGuard> side;

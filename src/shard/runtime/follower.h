@@ -39,7 +39,8 @@ class Follower {
   /// Takes part in what the others do beside the program, as far as it is known or, with `block`,
   /// until it is known what they do next. `order_known`: see OrderAgreement.
   void follow(CallTracker& calls, bool order_known, bool block);
-  /// In a forward: follows until the events have happened.
+  /// In a forward on CPU: follows until the events have happened. On CUDA the host does not wait
+  /// for events.
   template <class Follow>
   void follow_until(const std::vector<int32_t>& events, const Follow& follow) {
     while (follows_ && state_.phase() == StepState::Phase::forward &&

@@ -49,6 +49,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
   TORCH_CHECK(
       state().phase() != Phase::backward, "[shard] unit '", unit.name(),
       "' is called in the backward: wrap what is computed again in sherd::recompute");
+  // A recompute runs its forward without gradients; its backward comes later.
   const bool train = c10::GradMode::is_enabled() || recorded_region() != 0;
   const OutsideInference normal;
   if (state().is_resting()) {

@@ -18,7 +18,8 @@
 
 namespace sherd {
 
-/// What the forward, the backward and the step of a model share. Each part knows those above it.
+/// What the forward, the backward and the step of a model share. Each part is given those above it
+/// that it needs.
 struct RuntimeParts {
   /// Builds the first program. Collective.
   explicit RuntimeParts(Unit& root);

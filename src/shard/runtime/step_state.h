@@ -31,7 +31,8 @@ class StepState {
   ForwardFlags forward_flags(bool train) const { return {weights_changed_, train, kept_}; }
   void begin_forward();
   void end_forward();
-  /// The forward that has ended did what it had to do on all ranks.
+  /// The forward that has ended has refreshed the model weights and, if it trains, left
+  /// keep_gathered units gathered.
   void note_gathered(bool train);
   /// Sets the kind of the backward that begins next; `trains`: it brings gradients to parameters.
   /// One that does not is none of the step's.
