@@ -53,7 +53,7 @@ void BackwardEnd::fail(const std::function<void()>& fail) noexcept {
 
 void BackwardEnd::wait(const std::function<void()>& fail) noexcept {
   std::unique_lock lock(mutex_);
-  ended_.wait_for(lock, kLetGo, [&] { return over_; });
+  ended_.wait_for(lock, kLetGo, [&] { return over_.load(); });
   if (!over_) fail();
 }
 
