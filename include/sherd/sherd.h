@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// All of Sherd except models/, nn/functional.h, checkpoint/inspect.h and version.h. Errors are
+// exceptions: c10::ValueError for wrong arguments, c10::DistBackendError for failed communication,
+// other c10::Error for calls at the wrong time; plan/ throws std::invalid_argument and
+// std::runtime_error.
+
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/comm/communicator.h"
 #include "sherd/comm/mesh.h"

@@ -19,7 +19,7 @@
 
 namespace sherd {
 
-/// A box of a tensor in a checkpoint.
+/// A rectangular slice of a tensor in a checkpoint.
 struct TensorSlice {
   std::string tensor;          ///< its name in the checkpoint
   std::vector<int64_t> shape;  ///< shape of the whole tensor
@@ -27,13 +27,13 @@ struct TensorSlice {
   std::vector<std::pair<int64_t, int64_t>> ranges{};
 };
 
-/// A function from the full name and shape of a parameter or buffer to the slices that it is stored
-/// as. Its elements are those of the slices, in order, each in row-major order. Usually it is one
-/// whole tensor; a packed parameter (queries, keys and values in one) is several. A buffer without
-/// slices, such as a table that the constructor fills, is neither saved nor loaded.
+/// A function that returns the slices in which a parameter or buffer of this full name and shape is
+/// stored. The slices, each in row-major order, follow one another in the parameter. Usually it is
+/// one whole tensor; a packed parameter (queries, keys and values in one) is several. A buffer
+/// without slices, such as a table that the constructor fills, is neither saved nor loaded.
 using SlicesOf = std::function<std::vector<TensorSlice>(const std::string& name, at::IntArrayRef)>;
 
-/// Options of save(). All ranks pass the same.
+/// Options of save(). Must be equal on all ranks.
 struct SaveOptions {
   SlicesOf slices{};  ///< default: each parameter and buffer is a tensor of its own name
   /// Dtype of the floating-point parameters in the model files; default: that of the main weights.
@@ -45,7 +45,7 @@ struct SaveOptions {
   std::map<std::string, int64_t> numbers{};
 };
 
-/// Options of load(). All ranks pass the same.
+/// Options of load(). Must be equal on all ranks.
 struct LoadOptions {
   SlicesOf slices{};  ///< as in SaveOptions when the checkpoint was saved
 };
@@ -71,11 +71,13 @@ SHERD_API void save(
     const std::string& folder,
     const SaveOptions& options = {});
 
-/// Loads a checkpoint into a sharded model and its optimizer, for any number of ranks, strategy and
-/// precision that it was saved with. Every rank gets the buffers of the saving rank 0. If
-/// `optimizer` is null, its state is not loaded. All data is checked against its checksums.
-/// Collective; blocks. Call it between steps. An error throws on all ranks and names the tensor;
-/// the model is then partly loaded.
+/// Loads a checkpoint into a sharded model and its optimizer. The number of ranks, the strategy and
+/// the precision may differ from those of the save. Every rank gets the buffers of the saving rank
+/// 0. If `optimizer` is null, its state is not loaded. All data is checked against its checksums.
+/// Collective; blocks. Call it between steps. Throws if a tensor is missing, has another shape or
+/// is not used by the model, if data is damaged, and if `optimizer` is given but the checkpoint has
+/// no optimizer state. An error throws on all ranks and names the tensor; the model is then partly
+/// loaded.
 SHERD_API LoadedState
 load(ModuleRef model, AdamW* optimizer, const std::string& folder, const LoadOptions& options = {});
 
@@ -98,7 +100,7 @@ SHERD_API void load_elements(
     const ReadElements& read,
     const CheckTensor& check = {});
 
-/// The same with the optimizer as a reference.
+/// As save() above, with the optimizer as a reference.
 inline void save(
     ModuleRef model,
     const AdamW& optimizer,
@@ -106,16 +108,20 @@ inline void save(
     const SaveOptions& options = {}) {
   save(model, &optimizer, folder, options);
 }
+/// As load() above, with the optimizer as a reference.
 inline LoadedState load(
     ModuleRef model, AdamW& optimizer, const std::string& folder, const LoadOptions& options = {}) {
   return load(model, &optimizer, folder, options);
 }
+
 /// Saves checkpoints while training goes on (asynchronous checkpointing): the state is copied to
 /// host memory during the next step, and a thread writes it from there. A training loop calls
 /// begin() after a step, before_update() before the next update, and advance() until it is done.
 class SHERD_API BackgroundSave {
  public:
   BackgroundSave();
+  /// Blocks until this rank's thread has finished the current stage; does not complete the save.
+  /// Call finish() on all ranks before.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
@@ -137,14 +143,16 @@ class SHERD_API BackgroundSave {
   /// Returns whether a save has begun and is not finished.
   bool under_way() const;
   /// Returns whether this rank has finished its part of the current stage, so that advance() would
-  /// not wait for it.
+  /// not wait for it. True if no save is under way.
   bool idle() const;
-  /// Goes on to the next stage: first all ranks write their parts, then rank 0 completes the folder
-  /// and puts it in place. Returns true when the save is finished. Collective; blocks until every
+  /// Continues with the next stage: first all ranks write their parts, then rank 0 completes the
+  /// folder and puts it in place. Returns true when the save is finished, and at once, without
+  /// communication, if none is under way. Collective; blocks until every
   /// rank's work for the current stage is done. Throws on all ranks if one has failed; the save is
   /// then over.
   bool advance();
-  /// Completes the save. Collective; blocks.
+  /// Completes the save; no effect if none is under way. Collective; blocks. Throws as advance()
+  /// does.
   void finish();
 
  private:
@@ -158,10 +166,11 @@ class SHERD_API BackgroundSave {
 
 /// Returns the complete checkpoints `step-<number>` in a folder with their paths, by ascending
 /// number. A checkpoint counts as complete if its state can be read and every file is there with
-/// its size; checksums are not compared.
+/// its size; checksums are not compared. Returns none if the folder does not exist.
 SHERD_API std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& folder);
 /// Removes a folder with everything in it. Renames it to `….removed` first, so that a partly
-/// removed folder never looks like a checkpoint. Throws if a file can't be removed, and names it.
+/// removed folder never looks like a checkpoint. No effect if it does not exist. Throws if a file
+/// can't be removed, and names it.
 SHERD_API void remove_checkpoint(const std::string& folder);
 /// Removes all but the last `keep` complete checkpoints of a folder, and remains of older ones that
 /// a crash has left. Ignores steps above `newest`, which belong to another run. Does nothing if

@@ -55,7 +55,7 @@ struct Transfer {
   at::Tensor input;
 };
 
-/// The collectives that sharding needs, among the ranks of one mesh axis.
+/// The collectives that sharding needs, among a fixed list of ranks.
 ///
 /// All ranks of a communicator make the same calls in the same order. All operations are
 /// asynchronous: a call returns when the operation is started. Until its Work is done, its tensors

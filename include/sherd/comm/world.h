@@ -28,7 +28,7 @@ SHERD_API const char* to_text(Launcher launcher);
 /// The library that moves tensors: mpi between CPU ranks, nccl between GPUs.
 enum class Backend : uint8_t { mpi, nccl };
 
-/// Options of a world. All ranks pass the same.
+/// Options of a world. Must be equal on all ranks.
 struct WorldOptions {
   /// Default: nccl if this build has CUDA and this machine a GPU, else mpi.
   std::optional<Backend> backend{};
@@ -57,21 +57,25 @@ struct Emulation {
   int sms = 8;
 };
 
-/// All ranks of a run, and this one's index among them. A handle that is cheap to copy; the
-/// destruction of the last one closes the world.
+/// All ranks of a run, and this one's index among them. A handle that is cheap to copy;
+/// destroying the last handle closes the world.
 class SHERD_API World {
  public:
   /// Returns the world that mpirun, torchrun or srun started this process in, or a world of one
   /// rank. Collective; blocks until all ranks have arrived. If some do not arrive in time, it
   /// throws on all ranks that did and names the missing ones; if ranks disagree on the world's
-  /// size, it throws and names both sizes.
+  /// size, it throws and names both sizes. Throws also if CPU ranks were not started by an MPI
+  /// launcher, if nccl is chosen without a GPU or with more ranks than GPUs on a machine, and if
+  /// the launcher's variables are missing or contradict each other.
   static World from_environment(const WorldOptions& options = {});
-  /// Returns one rank of a world without other processes; see Emulation.
+  /// Returns one rank of a world without other processes; see Emulation. Not collective. Throws if
+  /// rank, size or sms is out of range.
   static World emulated(const Emulation& emulation);
   /// Returns a world over an existing c10d process group with an nccl backend, on the device that
   /// the group is bound to, or else the current one. Closing the group is left to the caller, but
   /// an operation that fails or takes too long aborts it. local_rank() is the device's index and
-  /// local_size() the number of GPUs of this machine.
+  /// local_size() the number of GPUs of this machine. Collective. Throws if the group is undefined
+  /// or its CUDA backend is not nccl, without a GPU, and in a build without CUDA.
   static World over(
       const c10::intrusive_ptr<c10d::ProcessGroup>& group, const WorldOptions& options = {});
 

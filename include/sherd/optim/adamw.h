@@ -36,7 +36,7 @@ struct LossScaling {
   int64_t interval = 2000;  ///< good updates in a row before the scale grows
 };
 
-/// Options of AdamW. All ranks pass the same. Values out of range throw.
+/// Options of AdamW. Must be equal on all ranks. Values out of range throw.
 struct AdamWOptions {
   double lr = 1e-3;            ///< learning rate
   double beta1 = 0.9;          ///< decay of the first moment
@@ -83,7 +83,8 @@ class SHERD_API AdamW {
   void step(const StepOptions& options = {});
 
   /// Sets the learning rate for the following steps, and for replays of a captured one. Takes
-  /// effect on the current stream; does not block.
+  /// effect on the current stream; does not block. Not collective; set the same on all ranks.
+  /// Throws if it is negative.
   void set_lr(double lr);
   /// Sets this rank's tokens for the next replay of a captured step (StepGraph) with
   /// Loss::per_token, in place of those that step() was given in the capture.

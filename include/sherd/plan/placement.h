@@ -27,7 +27,8 @@ enum class Strategy : uint8_t { no_shard, optim, optim_grads, optim_grads_params
 SHERD_API std::string to_text(Spread spread);
 SHERD_API std::string to_text(Role role);
 SHERD_API std::string to_text(Strategy strategy);
-/// Returns the strategy of a name. Throws std::invalid_argument, with the known names, for another.
+/// Returns the strategy with this name. Throws std::invalid_argument, with the known names, for
+/// another.
 SHERD_API Strategy strategy_from(const std::string& word);
 
 /// A value for each data-parallel axis. Most meshes have one, `inner`; HSDP (hybrid sharding) and

@@ -75,7 +75,7 @@ enum class Action : uint8_t {
   refresh,     ///< all-gather the updated elements into the model weight
   gather,      ///< all-gather the model weight into its slot
   wait,        ///< wait for the unit's parameters, before it computes
-  compute,     ///< the computing of the unit since its `wait`
+  compute,     ///< the unit's computation after its `wait`; issued when it ends
   release,     ///< give the parameters' slot back (reshard)
   open,        ///< take a slot for the unit's full gradients
   stage,       ///< copy the main gradient to the reduce dtype
@@ -93,7 +93,7 @@ enum class AxisKind : uint8_t { none, inner, outer };
 SHERD_API const char* to_text(Stream stream);
 SHERD_API const char* to_text(Action action);
 
-/// The index of nothing.
+/// The index that means none.
 inline constexpr int32_t kNone = -1;
 
 /// One instruction. It starts when the instruction before it on its stream is done, and the events
@@ -256,7 +256,8 @@ class SHERD_API Program {
   /// Returns the names of the events.
   const std::vector<std::string>& events() const { return events_; }
 
-  // The instructions of a forward or backward of a kind, of the update, and all sections.
+  // The instructions of a forward or backward of a kind, of the update, and all sections. The
+  // update is the optimizer's own work: its section serves the proof, prices and recordings.
   const Section& forward(const ForwardFlags& flags) const;
   const Section& backward(const BackwardFlags& flags) const;
   const Section& update() const { return update_; }

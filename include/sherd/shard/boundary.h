@@ -54,10 +54,11 @@ class SHERD_API UnitCall {
 // Each does nothing for a module that is not a unit. One thread at a time may use a model.
 
 /// Begins a call of a unit: all-gathers its parameters unless they were gathered ahead, starts the
-/// gathers of the next units, and sets autocast as the unit's precision says. On CUDA, work that is
-/// enqueued on the current stream after this call finds the full parameters; on CPU they are there
-/// on return. All ranks begin the root's call, or sherd::idle_pass. Throws if a unit is called
-/// outside its root, or in a backward without sherd::recompute.
+/// gathers of the next units, and sets autocast to the unit's Precision::autocast. On CUDA, work
+/// that is enqueued on the current stream after this call finds the full parameters; on CPU they
+/// are there on return. For the root this is collective: every rank calls the root or
+/// sherd::idle_pass. Throws if a unit is called outside its root, or in a backward without
+/// sherd::recompute.
 SHERD_API UnitCall before_forward(ModuleRef module);
 /// Ends the call: releases (reshards) the parameters unless the unit stays gathered, restores
 /// autocast, and hooks the outputs, so that before_backward() is called when a gradient reaches one

@@ -95,15 +95,16 @@ struct ModelBytes {
 
 /// Returns what is allocated for the model on this rank now, by kind. AdamW::allocated_bytes has
 /// the optimizer's state, groups() the sizes unit by unit, and program(model).bytes() what the
-/// program needs.
+/// program needs. Not collective.
 SHERD_API ModelBytes allocated_bytes(ModuleRef model);
 /// Returns a sentence about symmetric memory (RootOptions::symmetric): with how many communicators
 /// the arena is registered, and whether NCCL can use its symmetric kernels. Empty without it.
 SHERD_API std::string symmetric_report(ModuleRef model);
 
 /// Sets how gradients are watched from the next step on. Call it between steps, on all ranks with
-/// the same options. Blocks until work that is under way is done. Throws in the middle of a step
-/// and after a StepGraph was captured.
+/// the same options. Blocks until work that is under way is done. Throws in the middle of a step,
+/// after a StepGraph was captured, if `exploding` is neither 0 nor above 1, and if before_reduction
+/// is set without MemoryKind::planned.
 SHERD_API void watch(ModuleRef model, const WatchOptions& options = {});
 /// Returns what was found on all ranks since the last call or report, earliest first, and forgets
 /// it. Only the first 64 ranks with findings are asked. Call it between steps or before the update;

@@ -67,26 +67,30 @@ SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options, const R
 // by any of them or by a forward, builds the program and opens communicators. It is collective,
 // even if the function itself is not: all ranks must make it at the same point.
 
-/// Sets how many backwards make one step (gradient accumulation); 1 by default. Their gradients are
-/// added up. Set the same number on all ranks, between steps. A new number rebuilds the program.
-/// Throws in the middle of a step and after a StepGraph was captured.
+/// Sets the number of backward passes in a step (gradient accumulation; default 1). Their gradients
+/// are added up. Not collective, but set the same number on all ranks, between steps. A new number
+/// rebuilds the program. Throws if `count` is below 1, in the middle of a step, and after a
+/// StepGraph was captured.
 ///
 /// A backward that reaches no parameter (autograd::grad with respect to an input, a model that is
 /// frozen completely) does not count; all ranks must run it alike.
 SHERD_API void micro_batches(ModuleRef model, int64_t count);
 /// Runs a pass without data: joins all collectives of the other ranks' pass and contributes zero
 /// gradients. Call it once for each forward and backward that the others run with data; under
-/// NoGradGuard, once for each forward. Blocks while it follows the other ranks.
+/// NoGradGuard, once for each forward. Collective; blocks. Throws during a pass, and if the step
+/// already has all its backward passes.
 SHERD_API void idle_pass(ModuleRef model);
 /// Blocks the host until all communication of the model on this rank is done. After a pass has
 /// thrown it returns at once, because that communication may never end; the next pass waits for it.
+/// Not collective.
 SHERD_API void finish(ModuleRef model);
 
 /// Returns the tensors to build a torch optimizer over: this rank's elements of the main weight
 /// (master weight) of each trainable parameter, flat; views, not copies. Parameters without
 /// elements on this rank are left out, so ranks may get different numbers of tensors, or none. The
 /// tensors have a grad() from the end of the step's last backward until publish(); with
-/// Loss::per_token, only inside step(). Parameters that are frozen by then have none.
+/// Loss::per_token, only inside step(). Parameters that are frozen by then have none. Not
+/// collective; does not block.
 SHERD_API std::vector<at::Tensor> parameters(ModuleRef model);
 /// Returns the same tensors with the parameters' full names, in the same order on all ranks; a
 /// tensor is empty where this rank has no elements.
@@ -94,7 +98,8 @@ SHERD_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(Modul
 /// Makes the model compute with the changed main weights from the next pass on, and drops the
 /// gradients. Call it on all ranks after a torch optimizer's step(); sherd::step and AdamW::step
 /// include it. Sends nothing and does not block: the copy to the model weight runs on the current
-/// stream, and the next gathers wait for it. Throws in the middle of a step.
+/// stream, and the next gathers wait for it. Not collective. Throws in the middle of a step, and
+/// with Loss::per_token if the gradients were not divided by tokens (use sherd::step).
 SHERD_API void publish(ModuleRef model);
 
 /// Options of sherd::step, AdamW::step and gradient_norm.
@@ -104,8 +109,9 @@ struct StepOptions {
   std::optional<int64_t> tokens{};
 };
 /// Updates the weights with a torch optimizer and publishes them. With Loss::per_token it first
-/// divides the gradients by the tokens of all ranks, which blocks. Throws if the optimizer was not
-/// built over sherd::parameters(model), or if backwards of the step are missing. Collective.
+/// divides the gradients by the tokens of all ranks, which blocks. Collective. Throws if the
+/// optimizer holds module parameters or none of sherd::parameters(model), if backward passes are
+/// missing, and for tokens that are missing, unexpected or 0 on all ranks.
 SHERD_API void step(
     ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions& options = {});
 
@@ -136,9 +142,12 @@ SHERD_API void edit_parameters(ModuleRef unit, const std::function<void()>& edit
 
 /// Gathers the parameters of one unit in full, outside its calls, into memory of their own: they
 /// can be read until release(), the next pass or the next update. What is written to them is lost;
-/// use edit_parameters(). Call it between passes. Collective; blocks.
+/// use edit_parameters(). Units that are kept gathered are released, and gathered again in the next
+/// forward. Collective; blocks. Throws if the module is not a unit, during a pass, and if
+/// parameters have no values.
 SHERD_API void gather(ModuleRef unit);
-/// Releases what gather() has gathered; no effect otherwise. Not collective.
+/// Releases what gather() gathered, if anything. Not collective; does not block. Throws if the
+/// module is not a unit.
 SHERD_API void release(ModuleRef unit);
 
 /// The buffer for a parameter's gradient, for custom autograd functions that write it themselves

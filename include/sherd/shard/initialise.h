@@ -44,11 +44,11 @@ struct SHERD_API InitialValues {
   }
 };
 
-/// Options of initialise(). All ranks pass the same.
+/// Options of initialise(). Must be equal on all ranks.
 struct InitialiseOptions {
   uint64_t seed = 0;  ///< seed of all random values
   /// Returns the distribution for a parameter, given its full name and shape; nothing leaves it to
-  /// the module's reset_parameters(). Without this function, that goes for all parameters.
+  /// the module's reset_parameters(). If empty, reset_parameters() sets all parameters.
   std::function<std::optional<InitialValues>(const std::string& name, at::IntArrayRef shape)>
       values{};
 };
@@ -59,9 +59,10 @@ struct InitialiseOptions {
 /// random numbers that depend on the seed and the module's name alone. The values are the same on
 /// every rank, for any number of ranks and any strategy.
 ///
-/// Call it on all ranks after fully_shard of the root. Sends nothing; needs memory for one full
-/// unit at a time. Throws, naming the parameter, if its module has no known reset_parameters() or
-/// leaves elements unset. A forward throws while parameters have no values.
+/// Call it on all ranks after fully_shard of the root. Not collective; blocks. Needs memory for one
+/// full unit at a time. Throws, naming the parameter, if its module has no known reset_parameters()
+/// or leaves elements unset, and if random values are asked for on a mesh with an axis `ep` of
+/// several ranks. Also throws during a pass. A forward throws while parameters have no values.
 SHERD_API void initialise(ModuleRef model, const InitialiseOptions& options = {});
 
 namespace detail {

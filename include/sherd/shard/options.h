@@ -26,8 +26,9 @@ enum class Loss : uint8_t {
   per_token,  ///< sum over both, divided by the tokens of all ranks (StepOptions::tokens)
 };
 
-/// Options for the parameters of a unit that match a pattern; absent options are the unit's. If
-/// several rules match, the last one that sets an option counts.
+/// Options for the parameters of a unit that match a pattern; absent options are the unit's. For
+/// each option, the last matching rule that sets it wins. A rule that matches no parameter has no
+/// effect.
 struct ParameterRule {
   /// Pattern of parameter names within the unit; '*' matches any text, dots included.
   std::string match;
@@ -38,13 +39,13 @@ struct ParameterRule {
   std::optional<Precision> precision{};  ///< replaces all of the unit's precision
 };
 
-/// Options of a unit, for fully_shard. All ranks pass the same.
+/// Options of a unit, for fully_shard. Must be equal on all ranks.
 struct UnitOptions {
   /// The ranks to shard over. Default: all ranks of World::from_environment() along one axis, `dp`.
   std::optional<Mesh> mesh{};
   /// The data-parallel axes of the mesh; default: `dp`, and `dp_outer` where the mesh has it.
   std::optional<DataAxes> axes{};
-  /// The choice of what is sharded over which axis. Default: parameters, gradients and optimizer
+  /// What is sharded over which axis. Default: parameters, gradients and optimizer
   /// state over the inner axis (ZeRO-3, FSDP).
   Placement placement{Strategy::optim_grads_params};
   /// Dtypes of weights, gradients and reductions. Default: the parameter's own dtype for all.
@@ -59,14 +60,15 @@ struct UnitOptions {
   /// The same for its backward.
   std::vector<std::shared_ptr<torch::nn::Module>> backward_prefetch{};
   /// Patterns of parameters of the module that are left alone (see ParameterRule::match): they stay
-  /// whole on every rank, and nobody reduces their gradients or updates them. Like buffers they get
-  /// the first data-parallel rank's values now, and are saved whole in checkpoints.
+  /// whole on every rank, their gradients are not reduced, and no optimizer of Sherd updates them.
+  /// Like buffers they get the first data-parallel rank's values in fully_shard(), and are saved
+  /// whole in checkpoints. A pattern that matches no parameter has no effect.
   std::vector<std::string> ignored{};
   /// Exceptions for some parameters.
   std::vector<ParameterRule> rules{};
 };
 
-/// Options of a whole model, for the fully_shard of its root. All ranks pass the same. It is an
+/// Options of a whole model, for the fully_shard of its root. Must be equal on all ranks. It is an
 /// error to give them to a unit inside another one: the model's first use throws.
 struct RootOptions {
   int64_t prefetch_depth = 1;  ///< number of units gathered ahead; 0: none

@@ -11,9 +11,9 @@ namespace sherd {
 
 /// A whole training step (all micro-batches, reductions, clipping, update) as one CUDA graph, which
 /// the host replays with one call. The captured step reads its inputs from, and leaves its results
-/// in, the tensors that it used in the capture: copy new tokens there, and read the loss there. The
-/// learning rate may change between replays. With Loss::per_token, call AdamW::set_tokens before
-/// each replay. Random numbers differ from replay to replay as they do from step to step.
+/// in, the tensors that it used in the capture: copy new inputs into them and read the loss from
+/// them. The learning rate may change between replays. With Loss::per_token, call AdamW::set_tokens
+/// before each replay. Random numbers differ from replay to replay as they do from step to step.
 ///
 /// Run two steps with on_stream() before the capture. After it the units' addresses are fixed:
 /// another order of calls or number of micro-batches throws, and so does a replay after a parameter
@@ -31,13 +31,15 @@ class SHERD_API StepGraph {
   /// caller's current stream, which afterwards waits for it; the host does not wait.
   void on_stream(const std::function<void()>& function) const;
   /// Captures the work that `step` enqueues, without running it. `step` must make one whole step
-  /// and must not wait for the device. Blocks until earlier work is done. Throws in the middle of a
-  /// step and before the first steps. All ranks capture at the same point.
+  /// and must not wait for the device. Collective; blocks until earlier work is done. Throws in the
+  /// middle of a step, before a step has run with the final program (two usually suffice), and if
+  /// parameters were frozen or made trainable since the last step.
   void capture(const std::function<void()>& step);
   /// Returns whether a step was captured.
   bool is_captured() const;
-  /// Enqueues the captured step, ordered with the current stream as on_stream() does. The host
-  /// waits only until all ranks have enqueued the replay before. All ranks replay alike. Throws
+  /// Enqueues the captured step, ordered with the current stream as in on_stream(). Collective;
+  /// blocks only until all ranks have enqueued the previous replay. Throws if nothing was captured,
+  /// and if AdamW::set_tokens was not called with Loss::per_token. Throws
   /// NotFiniteError if an earlier replay had gradients that are not finite, and throws if
   /// parameters were frozen or made trainable since the capture.
   void replay();
