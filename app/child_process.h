@@ -7,7 +7,7 @@
 
 namespace sherd::app {
 
-/// Where the standard output of a program goes.
+/// The stream of this process that a program's standard output is written to.
 enum class Output : uint8_t { standard_output, standard_error };
 
 /// Runs a program, given with its arguments, and blocks until it ends. Returns its exit code; 128

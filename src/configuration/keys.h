@@ -28,7 +28,7 @@ inline Key meaning(const char* text) {
 inline Key at_least(double least, const char* text) {
   return {.meaning = text, .least = least};
 }
-/// Sizes: more than 2^bits of it nobody has, and the products of them stay numbers.
+/// A size of at most 2^bits: larger ones are mistakes, and products of several would overflow.
 inline Key up_to_bits(int bits, double least, const char* text) {
   return {.meaning = text, .least = least, .most = static_cast<double>(int64_t{1} << bits)};
 }

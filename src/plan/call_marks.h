@@ -22,15 +22,15 @@ struct MadeCall {
 // next. What is true on one rank is true for the order: the largest of the ranks' marks. So a rank
 // that had nothing for a unit leaves the unit's recompute to those that had.
 
-/// What ranks say of the calls of an order, so that the largest of their values is what holds for
-/// all of them. Plain numbers, which can be sent.
+/// One rank's marks of the calls of an order, as plain numbers that can be sent. The maximum of all
+/// ranks' marks, one by one, is what holds for the order.
 class CallMarks {
  public:
-  /// What a rank that made these calls says of the order.
+  /// Returns the marks of a rank that made these calls.
   static CallMarks of(const CallOrder& order, const std::vector<MadeCall>& made);
-  /// What the order itself says of its recomputes.
+  /// Returns the marks of the recomputes that the order has.
   static CallMarks of_recomputes(const CallOrder& order);
-  /// Nothing was called.
+  /// Returns the marks of a rank that made no call.
   static CallMarks none(const CallOrder& order);
   explicit CallMarks(std::vector<int64_t> values) : values_(std::move(values)) {}
 
@@ -42,9 +42,9 @@ class CallMarks {
   bool is_outside(size_t position) const { return has(position, kOutside); }
   /// Whether one recompute spans this position and the next.
   bool is_joined(size_t position) const { return has(position, kJoined); }
-  /// The first position that is called both inside and outside a recompute.
+  /// Returns the first position that is called both inside and outside a recompute.
   std::optional<size_t> contradiction() const;
-  /// The larger of both, one by one.
+  /// Returns the maximum of both, one by one.
   CallMarks joined_with(const CallMarks& other) const;
 
  private:

@@ -60,7 +60,8 @@ CallTracker::Left CallTracker::leave(int32_t unit) {
   return left;
 }
 
-/// Where the unit is entered next, before the end of the call that is under way.
+/// Returns the next boundary at which the unit is entered, if it lies before the end of the open
+/// call.
 std::optional<size_t> CallTracker::find_ahead(int32_t unit) const {
   // A call within one that was not foreseen can't have been either.
   if (!frames_.empty() && frames_.back().position == kNone) return std::nullopt;

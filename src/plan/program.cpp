@@ -292,7 +292,7 @@ std::vector<const Section*> Program::step() const {
   const int64_t passes = options_.micro_batches;
   for (int64_t pass = 0; pass < passes; ++pass) {
     const bool first = pass == 0;
-    // What a forward keeps gathered is released by the backward after it.
+    // Units that stay gathered after a forward are released in its backward.
     all.push_back(&forward({.changed = first}));
     all.push_back(&backward({.first = first, .last = pass + 1 == passes, .kept = true}));
   }

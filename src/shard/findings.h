@@ -9,10 +9,10 @@ namespace sherd {
 
 struct RuntimeParts;
 
-/// What the watches of all ranks have found. Collective; blocks.
+/// Returns the findings of all ranks' gradient watches. Collective; blocks.
 std::vector<Finding> collect_findings(RuntimeParts& parts);
-/// Warns of findings, or throws NotFiniteError, which says the consequence, too. Collective;
-/// blocks.
+/// Warns of exploding gradients; throws NotFiniteError, with `consequence` at its end, if one is
+/// not finite. Collective; blocks.
 void report_findings(RuntimeParts& parts, const char* consequence = "");
 
 }  // namespace sherd

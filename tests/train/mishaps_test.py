@@ -135,9 +135,9 @@ def the_folder_of_an_earlier_version_is_continued(place):
     run(place, optim__max_norm=0.5)
     for file in (place / "out/configuration.toml", place / "out/step-4/configuration.toml"):
         text = file.read_text()
-        for now, before in names.items():
-            assert text.count(f"\n{now} = ") == 1, text
-            text = text.replace(f"\n{now} = ", f"\n{before} = ")
+        for new, old in names.items():
+            assert text.count(f"\n{new} = ") == 1, text
+            text = text.replace(f"\n{new} = ", f"\n{old} = ")
         file.write_text(text)
     _, errors = run(place, 2, optim__max_norm=0.5, train__seed=7)
     assert "train.seed is 7 and was 1" in errors, errors
@@ -150,8 +150,8 @@ def the_folder_of_an_earlier_version_is_continued(place):
     # The folder's own file, given to the program, is refused with the new names.
     (place / "empty.toml").write_text(text)
     _, errors = run(place, 2)
-    for now, before in names.items():
-        assert f"optim.{before} is now optim.{now}: write optim.{now} = " in errors, errors
+    for new, old in names.items():
+        assert f"optim.{old} is now optim.{new}: write optim.{new} = " in errors, errors
 
 
 def a_long_run_is_saved_now_and_then(place):

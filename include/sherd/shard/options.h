@@ -45,8 +45,8 @@ struct UnitOptions {
   std::optional<Mesh> mesh{};
   /// The data-parallel axes of the mesh; default: `dp`, and `dp_outer` where the mesh has it.
   std::optional<DataAxes> axes{};
-  /// What is sharded over which axis. Default: parameters, gradients and optimizer
-  /// state over the inner axis (ZeRO-3, FSDP).
+  /// The strategy: which of parameters, gradients and optimizer state are sharded over which axis.
+  /// Default: all three over the inner axis (ZeRO-3, FSDP).
   Placement placement{Strategy::optim_grads_params};
   /// Dtypes of weights, gradients and reductions. Default: the parameter's own dtype for all.
   Precision precision{};

@@ -29,8 +29,8 @@ std::string BoundProgram::symmetric_report() const {
       " communicators; ", symmetric_text_);
 }
 
-/// Of the program's addresses: the first that lies in the arena, and how many bytes do. With eager
-/// memory these are the stages alone; groups allocate the rest.
+/// Returns the first address of the program that lies in the arena, and the size of the arena in
+/// bytes. With eager memory the arena has the stages alone; groups allocate the rest.
 std::pair<int64_t, int64_t> BoundProgram::arena_range() const {
   if (program_->options().memory == MemoryKind::planned) {
     const int64_t bytes = program_->bytes().arena;
