@@ -13,8 +13,17 @@ void CallTracker::begin(const Section& section, const CallOrder& order, bool tra
   known_ = known;
 }
 
+/// The vectors keep their memory: passes are alike.
 void CallTracker::reset() {
-  *this = CallTracker();
+  section_ = nullptr;
+  order_ = nullptr;
+  cursor_ = 0;
+  frames_.clear();
+  deviated_ = false;
+  observed_.clear();
+  entered_ = 0;
+  made_.clear();
+  recomputes_.clear();
 }
 
 CallTracker::Entered CallTracker::enter(int32_t unit, int64_t recompute) {

@@ -327,7 +327,7 @@ TEST_P(BehaviourTest, ASumOfLossesIsNotDivided) {
   });
 }
 
-TEST_P(BehaviourTest, GatheredParametersCanBeReadUntilTheNextPass) {
+TEST_P(BehaviourTest, GatheredParametersCanBeReadUntilTheNextPassOrUpdate) {
   Twin twin(options());
   const auto expect_whole = [&](size_t link) {
     const auto& mine = twin.model->links[link]->first->weight;
@@ -345,6 +345,10 @@ TEST_P(BehaviourTest, GatheredParametersCanBeReadUntilTheNextPass) {
   release(twin.model->links[1]);  // no effect
   gather(twin.model->links[1]);
   twin.expect_same([](Chain& m, int64_t rank, int64_t step) { train_once(m, rank, step); });
+  EXPECT_THROW(read(), c10::Error);
+  gather(twin.model->links[1]);
+  expect_whole(1);
+  publish(twin.model);  // as an update does
   EXPECT_THROW(read(), c10::Error);
 }
 
