@@ -16,6 +16,10 @@ c10::Stream communication_stream(c10::Device, bool) {
   refuse_streams();
 }
 
+c10::Stream control_stream(c10::Device) {
+  refuse_streams();
+}
+
 c10::Stream current_stream(c10::Device) {
   refuse_streams();
 }

@@ -4,11 +4,14 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAMacros.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <array>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -194,6 +197,21 @@ void StreamWatch::look() {
 
 c10::Stream communication_stream(c10::Device device, bool high_priority) {
   return c10::cuda::getStreamFromPool(high_priority, device.index());
+}
+
+c10::Stream control_stream(c10::Device device) {
+  static std::mutex mutex;
+  static auto& streams = *new std::map<c10::DeviceIndex, cudaStream_t>();  // live as long as CUDA
+  std::lock_guard lock(mutex);
+  auto& stream = streams[device.index()];
+  if (!stream) {
+    const c10::cuda::CUDAGuard guard(device);
+    int lowest = 0;
+    int highest = 0;
+    C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest));
+  }
+  return c10::cuda::getStreamFromExternal(stream, device.index());
 }
 
 c10::Stream current_stream(c10::Device device) {

@@ -20,6 +20,10 @@ namespace sherd {
 /// A CUDA stream that a communicator uses when it is given none.
 c10::Stream communication_stream(c10::Device device, bool high_priority);
 
+/// Returns the device's CUDA stream for messages between ranks that must get through while a
+/// collective hangs. Nothing else uses it; torch's pool hands the same streams out again and again.
+c10::Stream control_stream(c10::Device device);
+
 /// The stream that work on this device goes to now.
 c10::Stream current_stream(c10::Device device);
 

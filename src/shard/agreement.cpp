@@ -5,7 +5,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -15,6 +14,9 @@
 #include <limits>
 #include <sstream>
 #include <thread>
+
+#include "comm/host_exchange.h"
+#include "comm/streams.h"
 
 namespace sherd {
 namespace {
@@ -48,6 +50,13 @@ class HostCopy final : public Work::State {
   Work work_;
 };
 
+/// The current stream itself: what ranks tell each other must not queue behind other work on the
+/// communicator's own.
+Communicator::OnStream on_current_stream(c10::Device device) {
+  if (!device.is_cuda()) return {};
+  return current_stream(device);
+}
+
 std::string line(const std::string& text, size_t number) {
   std::istringstream in(text);
   std::string result;
@@ -68,6 +77,29 @@ size_t differing_line(const std::string& one, const std::string& other) {
   return number;
 }
 
+/// What two ranks say where they differ.
+std::string difference_of(const Statement& one, const Statement& other) {
+  const size_t number = differing_line(one.text, other.text);
+  return c10::str(
+      "rank ", one.rank, " and rank ", other.rank, " do not run the same program. Rank ", one.rank,
+      ": ", line(one.text, number), ". Rank ", other.rank, ": ", line(other.text, number));
+}
+
+/// The first rank on one side, and the first on the other that says something else.
+struct FirstOfSides {
+  std::optional<Statement> one;
+  std::optional<Statement> other;
+
+  bool are_known() const { return one && other; }
+  void add(bool on_one_side, bool on_the_other, Statement statement) {
+    if (on_one_side && !one) {
+      one = std::move(statement);
+    } else if (on_the_other && !other && !(one && one->text == statement.text)) {
+      other = std::move(statement);
+    }
+  }
+};
+
 /// The lowest rank of which something is true, if there is one.
 std::optional<int64_t> lowest_rank(Communicator& communicator, c10::Device device, bool is_true) {
   const int64_t mine = is_true ? communicator.size() - communicator.rank() : 0;
@@ -84,7 +116,7 @@ std::string text_of(
   auto text = at::empty({length}, at::kByte);
   if (speaks) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
   auto sent = text.to(device);
-  communicator.broadcast(sent, rank).synchronize();
+  communicator.broadcast(sent, rank, on_current_stream(device)).synchronize();
   const auto heard = sent.cpu();
   return {static_cast<const char*>(heard.const_data_ptr()), static_cast<size_t>(length)};
 }
@@ -101,7 +133,7 @@ std::vector<int64_t> max_over(
   auto host = at::empty({std::ssize(values)}, at::kLong);
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<int64_t>());
   auto reduced = host.to(device);
-  communicator.all_reduce(reduced, Reduction::max()).synchronize();
+  communicator.all_reduce(reduced, Reduction::max(), on_current_stream(device)).synchronize();
   const auto result = reduced.cpu();
   const auto* begin = result.const_data_ptr<int64_t>();
   return {begin, begin + result.numel()};
@@ -146,7 +178,7 @@ Agreement::Agreement(const World& world)
   const bool cuda = device.is_cuda();
   std::optional<c10::StreamGuard> guard;  // the record is written where it is sent
   if (cuda) {
-    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
+    stream_ = control_stream(device);
     guard.emplace(*stream_);
   }
   record_ = at::zeros({kValues}, options);
@@ -249,7 +281,7 @@ void Agreement::check(bool block) {
   news_ = news_ || values[kNews] != 0;
   new_recomputes_ = new_recomputes_ || values[kNewRecomputes] != 0;
   for (size_t field = 0; field < kCompared; ++field) {
-    if (!agrees(field)) refuse();
+    if (!agrees(field)) refuse(!follows_, !follows_, sent_, words_());
   }
 }
 
@@ -266,38 +298,38 @@ std::vector<Statement> Agreement::collect(const std::string& text, size_t most) 
   return sherd::collect(communicator_, world_.device(), text, most);
 }
 
-void Agreement::refuse() {
-  const c10::OptionalStreamGuard guard(stream_);
-  auto& communicator = communicator_;
-  const auto device = world_.device();
-  const auto words = words_();
-  // The records' bytes come first: ranks differ in those, or in words that say more.
-  const auto mine = sent_ + words;
-  const auto one = lowest_rank(communicator, device, !follows_).value_or(0);
-  const auto first = text_of(communicator, device, one, mine);
-  const bool differs = !follows_ && mine != first;
-  const auto other = lowest_rank(communicator, device, differs).value_or(0);
-  throw_difference(
-      {one, first.substr(sent_.size())}, {other, text_of(communicator, device, other, words)});
-}
-
 void Agreement::refuse(bool on_one_side, bool on_the_other, const std::string& words) {
-  const c10::OptionalStreamGuard guard(stream_);
-  auto& communicator = communicator_;
-  const auto device = world_.device();
-  auto one = lowest_rank(communicator, device, on_one_side).value_or(0);
-  auto other = lowest_rank(communicator, device, on_the_other).value_or(0);
-  if (one > other) std::swap(one, other);
-  const auto first = text_of(communicator, device, one, words);
-  throw_difference({one, first}, {other, text_of(communicator, device, other, words)});
+  refuse(on_one_side, on_the_other, "", words);
 }
 
-void Agreement::throw_difference(const Statement& one, const Statement& other) const {
-  const size_t number = differing_line(one.text, other.text);
+/// Ranks differ in the records that they `sent`, or in words that say more.
+void Agreement::refuse(
+    bool on_one_side, bool on_the_other, const std::string& sent, const std::string& words) {
+  const auto mine = sent + words;
+  const auto difference = [&](Statement one, Statement other) {
+    if (one.rank > other.rank) std::swap(one, other);
+    return difference_of(
+        {one.rank, one.text.substr(sent.size())}, {other.rank, other.text.substr(sent.size())});
+  };
+  std::string text;
+  if (auto* exchange = dynamic_cast<HasHostExchange*>(&communicator_)) {
+    FirstOfSides sides;
+    const auto given = c10::str(int{on_one_side}, int{on_the_other}, mine);
+    text = exchange->decide_on_host(given, [&](int64_t rank, const std::string& said) {
+      sides.add(said[0] == '1', said[1] == '1', {rank, said.substr(2)});
+      return sides.are_known() ? std::optional(difference(*sides.one, *sides.other)) : std::nullopt;
+    });
+  } else {
+    auto& communicator = communicator_;
+    const auto device = world_.device();
+    const auto one = lowest_rank(communicator, device, on_one_side).value_or(0);
+    const auto first = text_of(communicator, device, one, mine);
+    const bool differs = on_the_other && mine != first;
+    const auto other = lowest_rank(communicator, device, differs).value_or(0);
+    text = difference({one, first}, {other, text_of(communicator, device, other, mine)});
+  }
   TORCH_CHECK(
-      false, "[shard.agree] rank ", one.rank, " and rank ", other.rank,
-      " do not run the same program. Rank ", one.rank, ": ", line(one.text, number), ". Rank ",
-      other.rank, ": ", line(other.text, number), ". (This is rank ", world_.rank(),
+      false, "[shard.agree] ", text, ". (This is rank ", world_.rank(),
       ".) All ranks must shard the same units in the same order, with the same options and number "
       "of micro-batches, and call them alike; a rank without data calls sherd::idle_pass");
 }

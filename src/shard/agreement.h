@@ -94,8 +94,8 @@ class Agreement {
   void wait();
   int64_t largest(size_t field) const;
   bool agrees(size_t field) const;
-  [[noreturn]] void refuse();
-  [[noreturn]] void throw_difference(const Statement& one, const Statement& other) const;
+  [[noreturn]] void refuse(
+      bool on_one_side, bool on_the_other, const std::string& sent, const std::string& words);
 
   World world_;
   Communicator& communicator_;

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "comm/backends.h"
+#include "comm/host_exchange.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/symmetric.h"
 #include "comm/streams.h"
@@ -44,7 +45,7 @@ at::Tensor movable(const at::Tensor& tensor) {
   return nccl_knows(tensor.scalar_type()) ? flat : flat.view(at::kByte);
 }
 
-class NcclCommunicator final : public Communicator, public HasWindows {
+class NcclCommunicator final : public Communicator, public HasWindows, public HasHostExchange {
  public:
   NcclCommunicator(
       c10::intrusive_ptr<NcclGroup> group,
@@ -87,6 +88,11 @@ class NcclCommunicator final : public Communicator, public HasWindows {
 
   std::string backend() const override { return "nccl"; }
   const std::shared_ptr<Windows>& windows() const override { return windows_; }
+  std::string decide_on_host(const std::string& text, const Decide& decide) override {
+    return decide_over_store(
+        *store_, c10::str("exchange ", exchanges_++), rank(), size(), text, decide,
+        options_.operation_timeout);
+  }
 
  private:
   void finish_and_announce_departure() noexcept {
@@ -307,6 +313,7 @@ class NcclCommunicator final : public Communicator, public HasWindows {
   c10::Stream stream_;
   at::Tensor token_;  // what a barrier reduces
   int64_t splits_ = 0;
+  int64_t exchanges_ = 0;
 };
 
 std::vector<int64_t> ranks_below(int64_t size) {

@@ -20,8 +20,10 @@ constexpr auto kPeersWordTime = std::chrono::seconds(3);
 void disable_c10d_watchdog() {
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
-  // After a peer's failure it would sleep for a minute, while its records are written.
+  // After a peer's failure its thread sleeps for four times this long while records are written,
+  // whether there are any or not (a minute by default), and closing a group waits for that thread.
   setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+  setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1", /*overwrite=*/0);
   // Peers connect when a communicator is made, not in its first collective: that call would block
   // the host, with no limit, if a rank stayed away.
   setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
