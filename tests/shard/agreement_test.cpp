@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <chrono>
+#include <thread>
 
 #include "shard/failure_fixture.h"
 
@@ -77,6 +78,23 @@ TEST(AgreementTest, AParameterThatOneRankFreezesIsNamed) {
   expect_disagreement(
       {"frozen since sharding: none", "frozen since sharding: block1.up.weight"},
       [&] { loss_of(model).backward(); });
+}
+
+/// Its host is in the middle of the backward when it could know that ranks differ; the others are
+/// at the end. What one of them had issued alone, the world would wait for.
+TEST(AgreementTest, ASlowRankFindsADifferenceWhereTheOthersDo) {
+  auto model = make_model();
+  shard(model, flat_options());
+  if (odd_one()) model->blocks[1]->up->weight.set_requires_grad(false);
+  model->blocks[2]->before = in_backward;
+  InBackward::action = [] {
+    if (test_world().rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  };
+  expect_disagreement({"frozen since sharding: none"}, [&] { loss_of(model).backward(); });
+  InBackward::action = nullptr;
+  auto next = make_model();
+  shard(next, flat_options());
+  loss_of(next).backward();
 }
 
 TEST(AgreementTest, DifferentOrdersOfShardingNameBothUnits) {

@@ -113,7 +113,7 @@ void Forward::run_rest() {
 std::shared_ptr<Pass> Forward::end() {
   parts_.state.end_forward();
   drop_copy(calls_.needless_copy());
-  parts_.agreement.look(/*block=*/true);
+  parts_.agreement.look();
   auto& follower = parts_.follower;
   if (follower.is_idle()) follower.follow(calls_, parts_.orders.is_known(), /*block=*/true);
   parts_.state.note_gathered(pass_->train);
@@ -173,7 +173,10 @@ void Forward::drop_copy(int32_t position) {
 /// Before the compute stream waits for parameters: sees whether ranks differ, and follows the
 /// others if this rank has no data.
 void Forward::look_while_waiting(const Instruction& instruction) {
-  parts_.agreement.look(/*block=*/!parts_.world.device().is_cuda());
+  // Not on CUDA, where the host does not wait for gathers: it looks at the end of the pass. A look
+  // in between would have to return at once, so ranks would find a difference at different points
+  // and leave collectives behind that the others never join.
+  if (!parts_.world.device().is_cuda()) parts_.agreement.look();
   parts_.follower.follow_until(instruction.waits, [this] {
     parts_.follower.follow(calls_, parts_.orders.is_known(), /*block=*/false);
   });

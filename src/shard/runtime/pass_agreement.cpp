@@ -96,8 +96,8 @@ void PassAgreement::recover(int64_t issued) {
   records_.check(/*block=*/true);
 }
 
-void PassAgreement::look(bool block) {
-  if (records_.is_open() && !records_.is_following()) records_.check(block);
+void PassAgreement::look() {
+  if (records_.is_open() && !records_.is_following()) records_.check(/*block=*/true);
 }
 
 }  // namespace sherd

@@ -47,10 +47,11 @@ class PassAgreement {
   /// taken for each other.
   void recover(int64_t issued);
 
-  /// Looks whether the last record has arrived and differs. On CPU a gather can't end before all
-  /// ranks have come this far, so waiting costs nothing, and a difference is found before anything
-  /// is computed from it. On CUDA the host looks as it goes.
-  void look(bool block);
+  /// Waits for the last record, and throws on all ranks if theirs differ. On CPU it is called
+  /// before a unit's parameters are used: a gather can't end before all ranks have come this far,
+  /// so waiting costs nothing, and a difference is found before anything is computed from it. On
+  /// CUDA it is called at the end of a pass.
+  void look();
   /// The program is known to be the same on all ranks, or is another from now on.
   void set_program_agreed(bool agreed) { program_agreed_ = agreed; }
   bool is_program_agreed() const { return program_agreed_; }

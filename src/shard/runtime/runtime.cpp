@@ -172,7 +172,7 @@ void Runtime::finish_backward() {
   parts_.state.end_backward();
   if (backward_end_) backward_end_->set_over();
   auto& agreement = parts_.agreement;
-  agreement.look(/*block=*/true);
+  agreement.look();
   agreement.note_findings();
   if (agreement.records().take_new_recomputes() && parts_.orders.adopt_recomputes(*pass)) {
     parts_.use(parts_.orders.next());
