@@ -134,6 +134,37 @@ TEST_P(ExceptionsTest, InARecomputeRestartsTheStep) {
   }
 }
 
+/// Gradients that were reduced before the ranks found that they differ are of no step.
+TEST_P(ExceptionsTest, RanksThatDifferInABackwardRestartTheStep) {
+  if (test_world().size() == 1) return;  // it agrees with itself
+  FailureFixture fixture({.way = GetParam(), .micro_batches = 2});
+  for (int64_t step = 0; step < 2; ++step) {
+    for (int64_t done = 0; done < 2; ++done) {
+      for (int64_t i = 0; i < done; ++i) fixture.pass_model(i);
+      auto loss = fixture.forward(fixture.model, done);
+      auto& weight = fixture.model->blocks[1]->up->weight;
+      if (test_world().rank() == 1) weight.set_requires_grad(false);
+      expect_error({"[shard.agree]", "frozen since sharding"}, [&] { loss.backward(); });
+      weight.set_requires_grad(true);
+      fixture.expect_resting();
+      expect_error(
+          {"after 0 of the 2 backwards"}, [&] { sherd::step(fixture.model, *fixture.optimizer); });
+    }
+    fixture.train();
+  }
+}
+
+/// The end of the first forward is where ranks compare how they called their units.
+TEST_P(ExceptionsTest, RanksThatDifferAtTheEndOfAForwardMayRepeatIt) {
+  if (test_world().size() == 1) return;
+  FailureFixture fixture({.way = GetParam()});
+  if (test_world().rank() == 1) fixture.model->where = FaultyRecompute::around_blocks;
+  expect_error({"[shard.agree]", "under a recompute"}, [&] { fixture.forward(); });
+  fixture.expect_resting();
+  fixture.model->where = FaultyRecompute::nowhere;
+  fixture.train(2);
+}
+
 TEST_P(ExceptionsTest, AUnitCalledInTheBackwardIsToBeWrappedInRecompute) {
   FailureFixture fixture({.way = GetParam()});
   fixture.train();

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <new>
 #include <thread>
 
@@ -22,6 +23,15 @@ const World* world_in_use = nullptr;
 std::chrono::steady_clock::time_point went_wrong;
 int exit_code_of_error = 1;
 
+/// The first line of what a rank caught, and how long after rank 1 went its own way.
+void print(const char* event, const std::string& what) {
+  const std::chrono::duration<double> after = std::chrono::steady_clock::now() - went_wrong;
+  // In one piece, or mpirun mixes the ranks' lines.
+  const auto line =
+      c10::str(event, " after ", after.count(), " s: ", what.substr(0, what.find('\n')), "\n");
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+}
+
 struct Training {
   FaultyModel model;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
@@ -33,9 +43,12 @@ struct Training {
   }
 };
 
-Training make_training() {
+/// Blocks of the modes in which all ranks catch their errors: more than are gathered ahead.
+constexpr int64_t kManyBlocks = 12;
+
+Training make_training(int64_t blocks = 3) {
   torch::manual_seed(5);
-  FaultyModel model;
+  FaultyModel model(FaultyModelImpl::Recompute::nowhere, blocks);
   const UnitOptions options{.mesh = Mesh(test_world(), {{"dp", test_world().size()}})};
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
@@ -75,10 +88,54 @@ void misbehave(const std::string& mode, Training& training) {
   }
 }
 
+/// The block in which rank 1 fails, in the modes in which all ranks catch their errors.
+struct Fault {
+  size_t block;
+  bool in_backward;
+};
+const std::map<std::string, Fault> kCaught{
+    {"caught_in_an_early_forward", {1, false}},
+    {"caught_in_a_late_forward", {11, false}},
+    {"caught_in_an_early_backward", {10, true}},
+    {"caught_in_a_late_backward", {3, true}}};
+
+/// All ranks catch what is thrown in the third step and try again. In the end they have the weights
+/// of a training that nothing happens to.
+void run_caught(const Fault& fault) {
+  auto undisturbed = make_training(kManyBlocks);
+  auto training = make_training(kManyBlocks);
+  auto& block = training.model->blocks[fault.block];
+  for (int64_t step = 0; step < 5; ++step) {
+    undisturbed.step();
+    went_wrong = std::chrono::steady_clock::now();
+    if (step == 2 && test_world().rank() == 1) {
+      block->before = fault.in_backward ? in_backward : throw_logic_error;
+      InBackward::action = [] { throw std::bad_alloc(); };
+    }
+    for (int64_t tries = 1;; ++tries) {
+      try {
+        training.step();
+        break;
+      } catch (const std::exception& error) {
+        block->before = nullptr;
+        InBackward::action = nullptr;
+        if (tries == 3) throw;
+        print("tried again", error.what());
+      }
+    }
+  }
+  expect_same_bits(main_weights(*training.model), main_weights(*undisturbed.model));
+  TORCH_CHECK(!::testing::Test::HasFailure(), "the weights differ");
+  std::cout << "rank " << test_world().rank() << " is through" << std::endl;
+}
+
 void run(const std::string& mode, std::chrono::milliseconds patience) {
   const auto world =
       World::from_environment({.backend = Backend::mpi, .operation_timeout = patience});
   world_in_use = &world;
+  if (const auto fault = kCaught.find(mode); fault != kCaught.end()) {
+    return run_caught(fault->second);
+  }
   const bool odd_one = world.rank() == 1;
   auto training = make_training();
   went_wrong = std::chrono::steady_clock::now();
@@ -111,10 +168,7 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
 }
 
 int report(const std::string& what) {
-  const std::chrono::duration<double> after = std::chrono::steady_clock::now() - went_wrong;
-  // In one piece, or mpirun mixes the ranks' lines.
-  const auto line = c10::str("caught after ", after.count(), " s: ", what, "\n");
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, line.data(), line.size());
+  print("caught", what);
   std::this_thread::sleep_for(1s);  // mpirun ends the others when the first is gone: let them speak
   return exit_code_of_error;
 }

@@ -11,9 +11,9 @@ at::Tensor FaultyBlockImpl::forward(const at::Tensor& x) {
   return after ? after(y) : y;
 }
 
-FaultyModelImpl::FaultyModelImpl(Recompute given) : where(given) {
+FaultyModelImpl::FaultyModelImpl(Recompute given, int64_t count) : where(given) {
   in = register_module("in", torch::nn::Linear(7, 10));
-  for (int64_t i = 0; i < 3; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     blocks.push_back(register_module(
         "block" + std::to_string(i), FaultyBlock(where == Recompute::inside_blocks)));
   }

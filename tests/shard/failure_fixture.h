@@ -21,7 +21,7 @@ SHERD_MODULE(FaultyBlock);
 
 struct FaultyModelImpl : torch::nn::Module {
   enum class Recompute { nowhere, inside_blocks, around_blocks };
-  explicit FaultyModelImpl(Recompute where = Recompute::nowhere);
+  explicit FaultyModelImpl(Recompute where = Recompute::nowhere, int64_t blocks = 3);
   /// The mean squared error.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& target);
   Recompute where;

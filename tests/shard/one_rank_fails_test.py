@@ -31,9 +31,9 @@ class Run:
         self.seconds = time.monotonic() - begin
         self.code, self.text = done.returncode, done.stdout
 
-    def caught(self, rank):
+    def caught(self, rank, event="caught"):
         """What that rank's main function caught, and how many seconds after rank 1 went its own way."""
-        match = re.search(rf"^\[1,{rank}\]<stderr>:caught after ([\d.e-]+) s: (.*)$", self.text, re.MULTILINE)
+        match = re.search(rf"^\[1,{rank}\]<stderr>:{event} after ([\d.e-]+) s: (.*)$", self.text, re.MULTILINE)
         return (match.group(2), float(match.group(1))) if match else ("nothing", float("inf"))
 
 
@@ -79,6 +79,37 @@ class OneRankFails(unittest.TestCase):
         for rank in range(3):
             self.assert_caught(run, rank, 3, "[shard.agree]", "Rank 0: begins a backward as pass 2 of step 3",
                                "Rank 1: goes on after an exception in 'FaultyModel'")
+
+    def assert_all_go_on(self, mode, error_of_rank_1, given_up):
+        """The others wait for what rank 1 never issued, hear of it, and all ranks repeat the step."""
+        run = Run(mode)
+        text, _ = run.caught(1, "tried again")
+        self.assertIn(error_of_rank_1, text, run.text)
+        for rank in (0, 2):
+            text, seconds = run.caught(rank, "tried again")
+            self.assertIn("[shard] rank 1 has given up what this rank waits for: an exception in " + given_up, text, run.text)
+            self.assertLess(seconds, 4 * SLOWER, run.text)
+        for rank in range(3):
+            self.assertIn(f"rank {rank} is through", run.text)
+            self.assertEqual(len(re.findall(rf"^\[1,{rank}\]<stderr>:tried again", run.text, re.MULTILINE)), 1, run.text)
+        self.assertEqual(run.code, 0, run.text)
+
+    def test_ranks_that_catch_an_early_exception_of_one_forward_repeat_the_step(self):
+        self.assert_all_go_on("caught_in_an_early_forward", "a mistake of this rank alone",
+                              "a forward of 'FaultyModel', in unit 'block1', as pass 1 of step 3")
+
+    def test_ranks_that_catch_an_early_exception_of_one_backward_repeat_the_step(self):
+        self.assert_all_go_on("caught_in_an_early_backward", "std::bad_alloc",
+                              "a backward of 'FaultyModel', as pass 2 of step 3")
+
+    def test_ranks_that_catch_a_late_exception_of_one_backward_repeat_the_step(self):
+        self.assert_all_go_on("caught_in_a_late_backward", "std::bad_alloc",
+                              "a backward of 'FaultyModel', as pass 2 of step 3")
+
+    def test_ranks_that_are_through_a_forward_when_one_fails_cannot_go_on(self):
+        run = Run("caught_in_a_late_forward")
+        for rank in range(3):
+            self.assert_caught(run, rank, 6, "[shard.agree]", "goes on after an exception in 'FaultyModel'")
 
     def test_a_unit_that_one_rank_calls_again_is_named_everywhere(self):
         run = Run("calls_again")

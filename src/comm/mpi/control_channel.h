@@ -21,6 +21,7 @@ class ControlChannel {
     leaving,   ///< the sender starts no more operations; the text says how many it has started
     question,  ///< what does the receiver wait for?
     answer,
+    notice,  ///< a text that the sender leaves for all ranks: see HasNotices
   };
   struct Message {
     Kind kind{};

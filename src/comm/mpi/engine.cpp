@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "comm/long_wait.h"
 #include "comm/time_text.h"
 
 namespace sherd {
@@ -43,7 +44,11 @@ void Operation::wait() {
   while (!done() && Clock::now() < asleep) sched_yield();
   if (!done()) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done(); });
+    while (!changed_.wait_for(lock, kLongWait, [&] { return done(); })) {
+      lock.unlock();
+      LongWaitScope::look();
+      lock.lock();
+    }
   }
   if (error_) std::rethrow_exception(error_);
 }
@@ -105,6 +110,21 @@ Work Engine::submit(int lane, std::shared_ptr<Operation> operation, Milliseconds
   return work;
 }
 
+void Engine::leave_notice(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    own_notice_ = text;
+    has_submitted_.store(true, std::memory_order_release);
+  }
+  submitted_changed_.notify_one();
+}
+
+std::map<int64_t, std::string> Engine::notices() {
+  const std::lock_guard lock(mutex_);
+  return notices_;
+}
+
 void Engine::run() {
   prctl(PR_SET_TIMERSLACK, 1);  // nanosecond: kPollPause is shorter than the usual slack
   auto asleep = Operation::Clock::now() + kAlert;
@@ -143,6 +163,9 @@ bool Engine::take_submitted() {
   }
   submitted_.clear();
   if (!stopping_) has_submitted_ = false;
+  if (!own_notice_.empty() && failure_.empty()) {
+    control_.send_to_all(ControlChannel::Kind::notice, std::exchange(own_notice_, {}));
+  }
   if (abandoned_ && failure_.empty()) {
     // The peers wait for what this rank will never call.
     fail(c10::str("[comm.mpi] rank ", rank_, " of ", size_, ": an exception ended it"));
@@ -261,6 +284,11 @@ void Engine::check_control() {
           control_.send(message->rank, ControlChannel::Kind::answer, standing());
           break;
         case ControlChannel::Kind::answer: answers_[message->rank] = text; break;
+        case ControlChannel::Kind::notice: {
+          const std::lock_guard lock(mutex_);
+          notices_[message->rank] = text;
+          break;
+        }
       }
     }
     control_.is_flushed();

@@ -84,6 +84,10 @@ class Engine {
   /// thread, any number of times; does not throw.
   void close() noexcept;
 
+  /// See HasNotices. Any thread.
+  void leave_notice(const std::string& text);
+  std::map<int64_t, std::string> notices();
+
   /// The number of the next communicator that this process may open; see MpiCommunicator::do_split.
   /// One thread at a time.
   int64_t next_id() const { return next_id_; }
@@ -143,6 +147,8 @@ class Engine {
   std::deque<Active> submitted_;
   std::atomic<bool> has_submitted_{false};
   Counts started_;
+  std::string own_notice_;                  // not sent yet
+  std::map<int64_t, std::string> notices_;  // of the other ranks
   bool stopping_ = false;
   bool abandoned_ = false;  // an exception is ending this rank
   std::once_flag closed_;

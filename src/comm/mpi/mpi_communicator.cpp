@@ -8,11 +8,12 @@
 
 #include "comm/backends.h"
 #include "comm/mpi/operations.h"
+#include "comm/notices.h"
 
 namespace sherd {
 namespace {
 
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator final : public Communicator, public HasNotices {
  public:
   using Ranks = std::shared_ptr<const std::vector<int64_t>>;
 
@@ -30,6 +31,15 @@ class MpiCommunicator final : public Communicator {
         timeout_(timeout) {}
 
   std::string backend() const override { return "mpi"; }
+
+  void leave_notice(const std::string& text) noexcept override {
+    try {
+      engine_->leave_notice(text);
+    } catch (const std::exception&) {
+      // No memory for a copy of the text: the other ranks learn of it later.
+    }
+  }
+  std::map<int64_t, std::string> notices() override { return engine_->notices(); }
 
  private:
   // Note [Tags]

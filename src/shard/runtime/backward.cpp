@@ -58,6 +58,7 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
       trains ? "a backward" : "a backward that reaches no parameter",
       (trains ? 8 : 16) | flags.first | flags.last << 1 | flags.kept << 2, *section_, *pass_,
       parts_.follower.take_followed());
+  parts_.executor.begin(*section_);
   state.begin_backward();
   for (auto* unit : parts_.units) {
     unit->collecting = false;
@@ -99,7 +100,7 @@ std::shared_ptr<Pass> Backward::finish() {
 void Backward::run_until(int32_t last) {
   for (; cursor_ <= static_cast<size_t>(last); ++cursor_) {
     const auto& boundary = section_->boundaries[cursor_];
-    parts_.executor.run(*section_, boundary);
+    parts_.executor.run(boundary);
     if (boundary.unit == kNone) continue;
     auto& unit = parts_.units[boundary.unit];
     switch (boundary.kind) {

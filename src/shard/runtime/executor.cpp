@@ -5,55 +5,87 @@
 
 namespace sherd {
 
-void Executor::run(const Section& section, const Boundary& boundary) {
-  for (int32_t i = boundary.begin; i < boundary.end; ++i) {
-    issue(section.instructions[static_cast<size_t>(i)]);
+void Executor::begin(const Section& section) {
+  section_ = &section;
+  next_ = 0;
+  issued_inside_ = 0;
+}
+
+void Executor::run(const Boundary& boundary) {
+  TORCH_INTERNAL_ASSERT(
+      next_ == static_cast<size_t>(boundary.begin), "[shard] a boundary of '", section_->name,
+      "' begins with instruction ", boundary.begin, ", but ", next_, " comes next");
+  while (next_ < static_cast<size_t>(boundary.end)) issue_next();
+}
+
+void Executor::catch_up(int64_t issued) {
+  while (issued_ < issued) {
+    TORCH_INTERNAL_ASSERT(
+        section_ && next_ < section_->instructions.size(), "[shard] this rank has issued ", issued_,
+        " collectives, another one ", issued, " in the same section '", section(), "'");
+    issue_next();
   }
 }
 
-void Executor::issue(const Instruction& instruction) {
-  if (instruction.stream == Stream::compute) return issue_on_compute(instruction);
-  if (world_.device().is_meta()) return;  // a dry run without memory has nothing to move
+void Executor::forget() {
+  reducing_.clear();
+  section_ = nullptr;
+  issued_inside_ = 0;
+}
+
+/// An instruction counts as issued once it has been queued, so that catch_up() begins with the one
+/// that has failed.
+void Executor::issue_next() {
+  const auto& instruction = section_->instructions[next_];
+  const bool on_compute = instruction.stream == Stream::compute;
+  if (on_compute) issue_on_compute(instruction);
+  if (on_compute || world_.device().is_meta()) {  // a dry run without memory has nothing to move
+    ++next_;
+    return;
+  }
+  const ProfileScope scope(units_.group(instruction).range_name(instruction.action));
+  issue_beside_compute(instruction);
+}
+
+void Executor::issue_beside_compute(const Instruction& instruction) {
   const auto& group = units_.group(instruction);
-  const ProfileScope scope(group.range_name(instruction.action));
-  auto& streams = program_.streams();
   const auto axis = instruction.axis;
   using enum ProgramStreams::Kind;
+  const auto issue = [&](ProgramStreams::Kind kind, auto start) {
+    ++next_;
+    if (kind == collective) ++issued_, ++issued_inside_;
+    program_.streams().issue(instruction, kind, std::move(start));
+  };
   const bool of_gradients = instruction.action == Action::reduce ||
                             instruction.action == Action::stage ||
                             instruction.action == Action::accumulate;
   if (of_gradients && !state_.trains()) {
     // There are none; what waits for the instruction still has to see its end.
-    return streams.issue(instruction, kernel, [](Communicator::OnStream) { return Work(); });
+    return issue(kernel, [](Communicator::OnStream) { return Work(); });
   }
   switch (instruction.action) {
     case Action::refresh:
-      ++issued_;
-      return streams.issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
+      return issue(collective, [&group, axis](Communicator::OnStream stream) {
         return group.transfers().refresh(axis, stream);
       });
     case Action::gather:
-      ++issued_;
       allocate_parameters(instruction);
-      return streams.issue(instruction, collective, [&group, axis](Communicator::OnStream stream) {
+      return issue(collective, [&group, axis](Communicator::OnStream stream) {
         return group.transfers().gather(axis, stream);
       });
     case Action::reduce:
-      ++issued_;
-      return streams.issue(
-          instruction, collective,
-          [&group, axis, scatter = instruction.scatter](Communicator::OnStream stream) {
+      return issue(
+          collective, [&group, axis, scatter = instruction.scatter](Communicator::OnStream stream) {
             return group.transfers().reduce(axis, scatter, stream);
           });
     case Action::stage:
-      return streams.issue(instruction, kernel, [&group, axis](Communicator::OnStream) {
+      return issue(kernel, [&group, axis](Communicator::OnStream) {
         group.transfers().stage(axis);
         return Work();
       });
     case Action::accumulate:
-      return streams.issue(
-          instruction, kernel,
-          [this, &group, &instruction, moment = moment()](Communicator::OnStream) mutable {
+      return issue(
+          kernel, [this, &group, &instruction, moment = moment()](Communicator::OnStream) mutable {
             group.transfers().accumulate(instruction.axis, instruction.overwrite);
             moment.last = moment.last && !group.transfers().accumulates_after(instruction.axis);
             watch_.look_after_reduction(instruction.unit, instruction.group, moment);
@@ -83,7 +115,7 @@ void Executor::run_on_compute(const Instruction& instruction) {
       return;
     case Action::compute:
       // Complete where it signals: no later call of the unit adds to its gradients.
-      if (state_.phase() == StepState::Phase::backward && instruction.signals != kNone) {
+      if (section_->kind == Section::Kind::backward && instruction.signals != kNone) {
         complete_gradients(*unit);
         const bool opened = program_->place(instruction.unit).gradients != kNone;
         if (program_.is_eager() && opened) reducing_.push_back(unit);  // its reduction comes next

@@ -67,7 +67,7 @@ void release_all(RuntimeParts& parts) noexcept {
 }
 
 void recover(RuntimeParts& parts) {
-  parts.agreement.recover(parts.executor.issued());
+  parts.executor.catch_up(parts.agreement.recover(parts.executor));
   parts.program.streams().finish();
   for (auto* unit : parts.units) unit->hide();
   parts.executor.free_gradients();
@@ -77,6 +77,7 @@ void recover(RuntimeParts& parts) {
   parts.agreement.note_findings();
   parts.agreement.records().take_new_recomputes();  // of a pass that is over
   parts.state.recover();
+  parts.abandonment.note_recovery();
 }
 
 }  // namespace sherd

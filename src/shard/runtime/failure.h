@@ -16,10 +16,15 @@ struct RuntimeParts;
 // A backward: the caller of backward() gets the exception while autograd's thread may still be at
 // the node that threw, or at others. Its callback (BackwardEnd) is destroyed without a call, and
 // abandons the pass; whatever the caller does next waits for that first (Runtime::notice_failure).
-// Either way all units are released, StepState is `failed`, and the streams keep what was issued.
-// The next pass, or whatever waits until the model is idle, calls recover(): the ranks compare how
-// many collectives they have issued, and all throw if these differ, for then the next ones would be
-// taken for each other.
+// Either way all units are released, StepState is `failed`, the streams keep what was issued, and
+// ranks that wait for this one hear of it (Abandonment).
+// The next pass, or whatever waits until the model is idle, calls recover(). If all ranks have
+// given up the same pass, they go on: on CPU those that have issued fewer collectives issue the
+// rest, as a rank without data does, so that no operation of the pass stays open. What comes of it
+// counts for nothing: a forward is repeated, and a backward that fails ends its step's gradients,
+// which the next one overwrites. If ranks were in different passes (one was through before another
+// failed) or, on CUDA, have issued different numbers of collectives, all throw, now and whenever
+// they try again: the next collectives would be taken for those that are missing.
 
 /// The end of one backward. It ends in one of three ways: autograd calls its callback, destroys it
 /// without (the backward threw), or the caller's thread gives up waiting for that.

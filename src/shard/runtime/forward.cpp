@@ -57,6 +57,7 @@ void Forward::begin(bool train, bool idle) {
       train ? "a forward with gradients" : "a forward without gradients",
       flags.changed | flags.train << 1 | flags.kept << 2, *section_, *pass_, std::nullopt);
   calls_.begin(*section_, program.order(train), train, parts_.orders.is_known());
+  parts_.executor.begin(*section_);
   state.begin_forward();
 }
 
@@ -66,7 +67,7 @@ int32_t Forward::enter(Unit& unit) {
   open_.push_back({&unit, entered.boundary.has_value()});
   if (entered.boundary) {
     skip(entered.skipped);
-    parts_.executor.run(*section_, section_->boundaries[*entered.boundary]);
+    parts_.executor.run(section_->boundaries[*entered.boundary]);
   } else {
     enter_unforeseen(open_.back());
   }
@@ -82,7 +83,7 @@ bool Forward::leave(Unit& unit) {
   if (left.position_to_copy != kNone) copy_parameters(unit, left.position_to_copy);
   if (left.boundary) {
     skip(left.skipped);
-    parts_.executor.run(*section_, section_->boundaries[*left.boundary]);
+    parts_.executor.run(section_->boundaries[*left.boundary]);
   } else {
     leave_unforeseen(unit);
   }
@@ -96,7 +97,7 @@ bool Forward::leave(Unit& unit) {
 void Forward::skip(CallTracker::Range range) {
   for (size_t i = range.begin; i < range.end; ++i) {
     const auto& boundary = section_->boundaries[i];
-    parts_.executor.run(*section_, boundary);
+    parts_.executor.run(boundary);
     auto& unit = parts_.units[boundary.unit];
     if (boundary.kind == Boundary::Kind::enter) {
       ++unit.calls;  // without a range for profilers: nothing is computed
@@ -110,8 +111,8 @@ void Forward::run_rest() {
   skip(calls_.skip_rest());
 }
 
+// As in Note [The phase ends last]: what throws here fails the forward.
 std::shared_ptr<Pass> Forward::end() {
-  parts_.state.end_forward();
   drop_copy(calls_.needless_copy());
   parts_.agreement.look();
   auto& follower = parts_.follower;
@@ -130,6 +131,7 @@ std::shared_ptr<Pass> Forward::end() {
         CallMarks::of(parts_.program->order(pass_->train), calls_.made()).values();
   }
   calls_.reset();
+  parts_.state.end_forward();
   return std::exchange(pass_, nullptr);
 }
 

@@ -32,6 +32,8 @@ class Forward {
   void reset() noexcept;
 
   const std::shared_ptr<Pass>& pass() const { return pass_; }
+  /// The unit that was entered last and not left; null if there is none.
+  const Unit* innermost() const { return open_.empty() ? nullptr : open_.back().unit; }
 
  private:
   /// A call that is under way.

@@ -85,15 +85,21 @@ void PassAgreement::begin_update(const char* caller) {
   records_.check(/*block=*/true);
 }
 
-void PassAgreement::recover(int64_t issued) {
+int64_t PassAgreement::recover(const Executor& executor) {
   records_.check(/*block=*/true);
+  const int64_t issued = executor.issued();
+  const bool catches_up = !world_.device().is_cuda();
   records_.start(
-      {Agreement::Kind::recovery, issued, state_.backwards_done(), 0},
-      [issued, root = units_.root().name()] {
+      {Agreement::Kind::recovery, catches_up ? executor.issued_outside() : issued,
+       hash_of(executor.section()), state_.backwards_done()},
+      [&executor, issued, root = units_.root().name()] {
         return c10::str(
-            "goes on after an exception in '", root, "', with ", issued, " collectives behind it");
+            "goes on after an exception in '", root, "', with ", issued,
+            " collectives behind it\nsection: ", executor.section(),
+            "\ncollectives before it: ", executor.issued_outside());
       });
   records_.check(/*block=*/true);
+  return catches_up ? records_.max_of({issued}).front() : issued;
 }
 
 void PassAgreement::look() {

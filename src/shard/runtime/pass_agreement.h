@@ -6,6 +6,7 @@
 
 #include "shard/agreement.h"
 #include "shard/runtime/bound_program.h"
+#include "shard/runtime/executor.h"
 #include "shard/runtime/graph_state.h"
 #include "shard/runtime/model_units.h"
 #include "shard/runtime/pass.h"
@@ -43,9 +44,10 @@ class PassAgreement {
   void call_unforeseen(const Unit& unit, int64_t issued);
   /// All backwards of the step are done, and the update begins.
   void begin_update(const char* caller);
-  /// After an exception all ranks must have issued the same collectives, or the next ones would be
-  /// taken for each other.
-  void recover(int64_t issued);
+  /// After an exception all ranks must be in the same section. Returns how many collectives the
+  /// rank that came furthest has issued: the others must issue as many before they go on, or the
+  /// next ones would be taken for each other. On CUDA all must have issued as many already.
+  int64_t recover(const Executor& executor);
 
   /// Waits for the last record, and throws on all ranks if theirs differ. On CPU it is called
   /// before a unit's parameters are used: a gather can't end before all ranks have come this far,

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/module.h>
 
+#include "comm/long_wait.h"
 #include "shard/findings.h"
 #include "shard/outside_inference.h"
 #include "shard/region.h"
@@ -43,6 +44,7 @@ std::shared_ptr<Runtime> Runtime::of_model(const torch::nn::Module& model, const
 // ---- forward ------------------------------------------------------------------------------------
 
 UnitCall Runtime::before_forward(Unit& unit) {
+  const LongWaitScope scope(parts_.abandonment.look());
   notice_failure();
   parts_.units.check_complete();
   if (replayed_region()) return recompute(unit);
@@ -71,6 +73,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
 }
 
 void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs) {
+  const LongWaitScope scope(parts_.abandonment.look());
   const bool hooks = c10::GradMode::is_enabled() && call.pass_->train;
   const OutsideInference normal;
   const bool ends = !call.replayed_ && forward_.leave(*call.unit_);
@@ -159,6 +162,7 @@ UnitCall Runtime::recompute(Unit& unit) {
 }
 
 void Runtime::before_backward(const UnitCall& call) {
+  const LongWaitScope scope(parts_.abandonment.look());
   ensure_backward(call);
   backward_.enter(call.position_);
 }
@@ -167,23 +171,31 @@ void Runtime::after_backward(const UnitCall& call) {
   if (backward_.is_of(call.pass_)) backward_.leave(call.position_);
 }
 
+// Note [The phase ends last]
+// While something may still throw, the pass is under way: then its end fails it (abandon), and the
+// step begins anew on this rank. If the phase were over by then, the gradients of the backward
+// would be in the sum without being counted, and a caller that repeats the micro-batch would add
+// them twice. Only report_findings() comes later: its error is about gradients that are complete.
 void Runtime::finish_backward() {
+  const LongWaitScope scope(parts_.abandonment.look());
   const auto pass = backward_.finish();
-  parts_.state.end_backward();
-  if (backward_end_) backward_end_->set_over();
   auto& agreement = parts_.agreement;
   agreement.look();
   agreement.note_findings();
   if (agreement.records().take_new_recomputes() && parts_.orders.adopt_recomputes(*pass)) {
     parts_.use(parts_.orders.next());
   }
-  if (!parts_.state.count_backward()) return;
-  complete_step();
+  const bool last = state().backward_flags().last;
+  if (last) complete_step();
+  parts_.state.end_backward();
+  parts_.state.count_backward();
+  if (backward_end_) backward_end_->set_over();
   // Here all ranks are at the same point, whatever else they do on their own.
-  if (agreement.is_report_due()) report_findings(parts_);
+  if (last && agreement.is_report_due()) report_findings(parts_);
 }
 
 void Runtime::idle_pass() {
+  const LongWaitScope scope(parts_.abandonment.look());
   check_resting("idle_pass");
   const bool train = c10::GradMode::is_enabled();
   TORCH_CHECK(
@@ -209,7 +221,10 @@ void Runtime::idle_pass() {
 
 void Runtime::abandon() noexcept {
   if (backward_end_) backward_end_->set_over();
+  const char* pass = state().phase() == Phase::backward ? "a backward" : "a forward";
   if (!parts_.state.fail()) return;
+  const auto* unit = forward_.innermost();
+  parts_.abandonment.announce(root().name(), pass, unit ? unit->name() : std::string());
   forward_.reset();
   backward_.reset();
   release_all(parts_);

@@ -14,6 +14,7 @@ RuntimeParts::RuntimeParts(Unit& root)
       executor(world, units, state, program, watch),
       agreement(world, units, state, graph, program, watch),
       orders(units, state, graph, agreement.records()),
+      abandonment(world, state),
       follower(world, units, state, program, executor, agreement.records(), watch),
       weights(units) {
   state.frozen.assign(units.frozen().size(), false);
@@ -28,7 +29,7 @@ void RuntimeParts::use(const std::shared_ptr<const Program>& next) {
   for (auto* unit : units) unit->hide();
   state.release_kept();
   program.bind(next, [&] { watch.release(); });
-  executor.forget_gradients();
+  executor.forget();
   watch.prepare(units.all(), state.micro_batches());
   // What was written here (shards, an empty arena) is there before the first gather reads or
   // writes.

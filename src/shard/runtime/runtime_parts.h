@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "shard/parameter_shards.h"
+#include "shard/runtime/abandonment.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/executor.h"
 #include "shard/runtime/follower.h"
@@ -35,6 +36,7 @@ struct RuntimeParts {
   Executor executor;
   PassAgreement agreement;
   OrderAgreement orders;
+  Abandonment abandonment;
   Follower follower;
   PublishedWeights weights;
   std::vector<ParameterShard> shards;  ///< of all parameters

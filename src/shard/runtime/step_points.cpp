@@ -3,6 +3,7 @@
 // passes.
 #include <c10/util/Exception.h>
 
+#include "comm/long_wait.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {
@@ -55,6 +56,7 @@ void Runtime::check_complete(const char* caller) {
       state().has_all_backwards(), "[shard] ", caller, " after ", state().backwards_done(),
       " of the ", state().micro_batches(), " backwards that make a step of '", root().name(),
       "': run the rest first, or say another number with sherd::micro_batches");
+  const LongWaitScope scope(parts_.abandonment.look());
   parts_.agreement.begin_update(caller);
 }
 

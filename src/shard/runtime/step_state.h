@@ -51,6 +51,7 @@ class StepState {
   bool has_incomplete_gradients() const { return incomplete_gradients_; }
   /// Numbers the passes of a step that communicate, from 1.
   int64_t next_pass() { return ++passes_; }
+  int64_t passes() const { return passes_; }  ///< the number of the last one
 
   // ---- the step ----------------------------------------------------------------------------
 

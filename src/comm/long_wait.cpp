@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/long_wait.h"
+
+#include <utility>
+
+namespace sherd {
+namespace {
+
+thread_local const std::function<void()>* innermost_look = nullptr;
+
+}  // namespace
+
+LongWaitScope::LongWaitScope(const std::function<void()>& look) noexcept
+    : outer_(std::exchange(innermost_look, &look)) {}
+
+LongWaitScope::~LongWaitScope() {
+  innermost_look = outer_;
+}
+
+void LongWaitScope::look() {
+  if (innermost_look) (*innermost_look)();
+}
+
+}  // namespace sherd

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/runtime/abandonment.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include "comm/notices.h"
+
+namespace sherd {
+namespace {
+
+int64_t next_model_number() {
+  static std::atomic<int64_t> next{0};
+  return next++;
+}
+
+}  // namespace
+
+Abandonment::Abandonment(const World& world, const StepState& state)
+    : state_(state),
+      notices_(dynamic_cast<HasNotices*>(&world.communicator("control"))),
+      model_(next_model_number()),
+      look_([this] { check(); }) {}
+
+void Abandonment::announce(
+    const std::string& model, const char* pass, const std::string& unit) noexcept {
+  if (!notices_ || std::exchange(is_reaction_, false)) return;
+  try {
+    notices_->leave_notice(c10::str(
+        model_, ' ', recoveries_, ' ', state_.step(), ' ', state_.passes(), " an exception in ",
+        pass, " of '", model, "'", unit.empty() ? "" : ", in unit '" + unit + "'", ", as pass ",
+        state_.passes(), " of step ", state_.step() + 1));
+  } catch (const std::exception&) {
+    // Without memory for a text the others wait for as long as an operation may take.
+  }
+}
+
+void Abandonment::check() {
+  if (!notices_ || state_.has_failed()) return;  // then this rank waits for the others to recover
+  for (const auto& [rank, text] : notices_->notices()) {
+    std::istringstream in(text);
+    int64_t model = 0;
+    int64_t recoveries = 0;
+    int64_t step = 0;
+    int64_t pass = 0;
+    in >> model >> recoveries >> step >> pass >> std::ws;
+    const bool concerns_us = in && model == model_ && recoveries == recoveries_ &&
+                             std::tuple(step, pass) <= std::tuple(state_.step(), state_.passes());
+    if (!concerns_us) continue;
+    std::string what;
+    std::getline(in, what);
+    is_reaction_ = true;
+    TORCH_CHECK(
+        false, "[shard] rank ", rank, " has given up what this rank waits for: ", what,
+        ". Its own error says why. To go on, all ranks must catch their errors and begin the pass "
+        "again, or the step if it was a backward");
+  }
+}
+
+void Abandonment::note_recovery() {
+  ++recoveries_;
+  is_reaction_ = false;
+}
+
+}  // namespace sherd

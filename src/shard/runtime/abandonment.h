@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "shard/runtime/step_state.h"
+#include "sherd/comm/world.h"
+
+namespace sherd {
+
+class HasNotices;
+
+// Note [When one rank throws]
+// A rank that throws in a pass has issued what its program gathers ahead, no more. The others come
+// to a collective that it has not issued, and would wait as long as an operation may take.
+// CPU (mpi): the rank that throws leaves a notice of it, which arrives on the host beside the
+// collectives. Ranks that have waited for a second look for notices; one that finds a notice of the
+// same pass, or of an earlier one, throws an error that names the rank, the pass and the unit. What
+// it waited for stays under way. If a rank throws after the others have all they need of it, they
+// go on, and find the difference in the record of their next pass: when that rank goes on, too, or
+// by the notice. Either way recover() comes next (failure.h). CUDA (nccl): the host does not wait
+// for gathers. It runs ahead to the end of its backward, where it waits for the record of that
+// pass. The rank that threw sends another record with its next pass, and all ranks throw. A rank
+// that never makes one is noticed when it leaves (Departures) or, at the latest, when the operation
+// has taken its time. No notices are sent.
+
+/// How ranks learn that another rank has given up a pass of their model: see the note.
+class Abandonment {
+ public:
+  /// All ranks make those of their models in the same order.
+  Abandonment(const World& world, const StepState& state);
+
+  /// Tells the other ranks that this one has given up its pass, unless it did so because another
+  /// rank had. The arguments are for their error; an empty unit is not named. Does not throw.
+  void announce(const std::string& model, const char* pass, const std::string& unit) noexcept;
+  /// Throws if this rank is in a pass that another rank has given up, or in a later one. Does not
+  /// block.
+  void check();
+  /// check(), for LongWaitScope.
+  const std::function<void()>& look() const { return look_; }
+  /// All ranks go on.
+  void note_recovery();
+
+ private:
+  const StepState& state_;
+  HasNotices* notices_;       // null: nothing is told
+  int64_t model_;             // its number, the same on all ranks
+  int64_t recoveries_ = 0;    // passes are numbered anew after each
+  bool is_reaction_ = false;  // this rank fails because another one has
+  std::function<void()> look_;
+};
+
+}  // namespace sherd
