@@ -8,8 +8,8 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "shard/agreement.h"
 #include "shard/glob.h"
+#include "shard/rank_records.h"
 #include "shard/registry.h"
 #include "shard/runtime/runtime.h"
 #include "shard/sharded_model.h"
@@ -186,8 +186,8 @@ void check(const UnshardedParameter& candidate) {
       parameter.layout() == c10::kStrided, "[shard] parameter '", candidate.name, "' is ",
       parameter.layout(), ": only dense parameters can be sharded");
   TORCH_CHECK_VALUE(
-      !parameter.requires_grad() || can_deposit(parameter.scalar_type()), "[shard] parameter '",
-      candidate.name, "' is trainable and ", parameter.scalar_type(),
+      !parameter.requires_grad() || is_float16_or_wider(parameter.scalar_type()),
+      "[shard] parameter '", candidate.name, "' is trainable and ", parameter.scalar_type(),
       ": use floating point of 16 bits or more, or freeze it");
 }
 

@@ -221,10 +221,10 @@ class Birth {
         module.name(),
         " no reset_parameters that is known: write one and use SHERD_MODULE, call "
         "sherd::register_reset, or say with options.values what it gets");
-    std::vector<std::pair<at::Tensor, at::Tensor>> kept;
+    std::vector<std::pair<at::Tensor, at::Tensor>> earlier_values;
     for (const auto& tensor : own) {
       if (!done_.insert(tensor.unsafeGetTensorImpl()).second) {
-        kept.emplace_back(tensor, tensor.detach().clone());
+        earlier_values.emplace_back(tensor, tensor.detach().clone());
       }
     }
     const auto random = RandomState::now();
@@ -236,7 +236,7 @@ class Birth {
       throw;
     }
     random.restore();
-    for (const auto& [tensor, values] : kept) tensor.detach().copy_(values);
+    for (const auto& [tensor, values] : earlier_values) tensor.detach().copy_(values);
   }
 
   std::string name_of(const at::Tensor& tensor) const {

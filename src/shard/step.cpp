@@ -241,7 +241,7 @@ void gather(ModuleRef module) {
   for (auto* one : parts.units) {
     if (one->gathered && !one->gathered_outside) one->hide();
   }
-  parts.state.release_kept();
+  parts.state.note_released();
   auto buffers = parts.executor.gather_now(*unit, parts.state.forward_flags(true).changed);
   show_buffers(*unit, buffers);
   unit->gathered_outside = std::move(buffers);

@@ -46,7 +46,7 @@ void check_dtypes(const GroupTraits& traits, const std::string& name) {
        {std::pair("compute", model), std::pair("main weight", main),
         std::pair("main gradient", gradient), std::pair("reduce", reduce)}) {
     TORCH_CHECK_VALUE(
-        can_deposit(dtype), "[shard] parameter '", name, "' is trainable, and its ", role,
+        is_float16_or_wider(dtype), "[shard] parameter '", name, "' is trainable, and its ", role,
         " dtype is ", dtype, ": use floating point of 16 bits or more, or freeze it");
   }
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/measure.h"
-#include "shard/agreement.h"
+#include "shard/rank_records.h"
 #include "shard/unit.h"
 #include "sherd/shard/diagnostics.h"
 

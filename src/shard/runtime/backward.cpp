@@ -56,8 +56,8 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   }
   parts_.agreement.begin_pass(
       trains ? "a backward" : "a backward that reaches no parameter",
-      (trains ? 8 : 16) | flags.first | flags.last << 1 | flags.kept << 2, *section_, *pass_,
-      parts_.follower.take_followed());
+      (trains ? 8 : 16) | flags.first | flags.last << 1 | flags.still_gathered << 2, *section_,
+      *pass_, parts_.follower.take_followed());
   state.begin_backward();
   for (auto* unit : parts_.units) {
     unit->collecting = false;

@@ -102,7 +102,7 @@ void BoundProgram::bind_groups() {
     return int64_t{kNone};
   };
   for (const auto* unit : units_) {
-    const auto& place = program_->place(unit->number);
+    const auto& place = program_->slots_of(unit->number);
     for (size_t i = 0; i < unit->groups().size(); ++i) {
       auto& group = *unit->groups()[i];
       group.transfers().bind(

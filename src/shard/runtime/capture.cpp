@@ -85,7 +85,7 @@ void after_replay(Runtime& runtime) {
   parts.watch.copy_to_host();
   const int64_t step = parts.state.step();
   parts.agreement.records().start(
-      {Agreement::Kind::pass, step, static_cast<int64_t>(parts.program->fingerprint()), 0, news},
+      {RankRecords::Kind::pass, step, static_cast<int64_t>(parts.program->fingerprint()), 0, news},
       [step] { return c10::str("replays the graph of step ", step); });
 }
 

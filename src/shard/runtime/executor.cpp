@@ -85,7 +85,7 @@ void Executor::run_on_compute(const Instruction& instruction) {
       // Complete where it signals: no later call of the unit adds to its gradients.
       if (state_.phase() == StepState::Phase::backward && instruction.signals != kNone) {
         complete_gradients(*unit);
-        const bool opened = program_->place(instruction.unit).gradients != kNone;
+        const bool opened = program_->slots_of(instruction.unit).gradients != kNone;
         if (program_.is_eager() && opened) reducing_.push_back(unit);  // its reduction comes next
       }
       break;

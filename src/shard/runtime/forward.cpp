@@ -55,7 +55,8 @@ void Forward::begin(bool train, bool idle) {
   }
   parts_.agreement.begin_pass(
       train ? "a forward with gradients" : "a forward without gradients",
-      flags.changed | flags.train << 1 | flags.kept << 2, *section_, *pass_, std::nullopt);
+      flags.changed | flags.train << 1 | flags.still_gathered << 2, *section_, *pass_,
+      std::nullopt);
   calls_.begin(*section_, program.order(train), train, parts_.orders.is_known());
   state.begin_forward();
 }

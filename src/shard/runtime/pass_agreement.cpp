@@ -35,7 +35,7 @@ void PassAgreement::begin_pass(
     int64_t flags,
     const Section& section,
     const Pass& pass,
-    const std::optional<Agreement::Record>& followed) {
+    const std::optional<RankRecords::Record>& followed) {
   if (graph_.capturing) return;  // ranks speak before each replay
   if (!communicates(section) && program_agreed_) return;
   const int64_t number = state_.next_pass();
@@ -53,7 +53,7 @@ void PassAgreement::begin_pass(
     return;
   }
   records_.start(
-      {Agreement::Kind::pass, step, fingerprint, number << 8 | flags, watch_.has_findings(),
+      {RankRecords::Kind::pass, step, fingerprint, number << 8 | flags, watch_.has_findings(),
        !pass.new_recomputes.empty()},
       [this, program = program_.shared(), step, number, what, frozen = state_.frozen] {
         return c10::str(
@@ -69,7 +69,7 @@ void PassAgreement::call_unforeseen(const Unit& unit, int64_t issued) {
   const auto words =
       c10::str("calls unit '", unit.name(), "' where the program does not expect it");
   records_.start(
-      {Agreement::Kind::unforeseen, issued, hash_of(unit.name()), unit.number + 1},
+      {RankRecords::Kind::unforeseen, issued, hash_of(unit.name()), unit.number + 1},
       [words] { return words; });
   records_.check(/*block=*/true);
 }
@@ -79,7 +79,7 @@ void PassAgreement::call_unforeseen(const Unit& unit, int64_t issued) {
 void PassAgreement::begin_update(const char* caller) {
   if (!world_.device().is_cpu() || world_.size() == 1) return;
   const int64_t step = state_.step();
-  records_.start({Agreement::Kind::update, step, hash_of(caller)}, [caller, step] {
+  records_.start({RankRecords::Kind::update, step, hash_of(caller)}, [caller, step] {
     return c10::str("calls ", caller, " in step ", step + 1);
   });
   records_.check(/*block=*/true);
@@ -88,7 +88,7 @@ void PassAgreement::begin_update(const char* caller) {
 void PassAgreement::recover(int64_t issued) {
   records_.check(/*block=*/true);
   records_.start(
-      {Agreement::Kind::recovery, issued, state_.backwards_done(), 0},
+      {RankRecords::Kind::recovery, issued, state_.backwards_done(), 0},
       [issued, root = units_.root().name()] {
         return c10::str(
             "goes on after an exception in '", root, "', with ", issued, " collectives behind it");

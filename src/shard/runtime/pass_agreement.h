@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "shard/agreement.h"
+#include "shard/rank_records.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/graph_state.h"
 #include "shard/runtime/model_units.h"
@@ -38,7 +38,7 @@ class PassAgreement {
       int64_t flags,
       const Section& section,
       const Pass& pass,
-      const std::optional<Agreement::Record>& followed);
+      const std::optional<RankRecords::Record>& followed);
   /// A unit is called where the program does not expect it.
   void call_unforeseen(const Unit& unit, int64_t issued);
   /// All backwards of the step are done, and the update begins.
@@ -60,8 +60,8 @@ class PassAgreement {
   bool is_report_due() const { return report_due_; }
   void set_reported() { report_due_ = false; }
 
-  Agreement& records() { return records_; }
-  const Agreement& records() const { return records_; }
+  RankRecords& records() { return records_; }
+  const RankRecords& records() const { return records_; }
 
  private:
   World world_;
@@ -70,7 +70,7 @@ class PassAgreement {
   const GraphState& graph_;
   const BoundProgram& program_;
   Watch& watch_;
-  Agreement records_;
+  RankRecords records_;
   bool program_agreed_ = false;
   bool report_due_ = false;
 };

@@ -26,7 +26,7 @@ void RuntimeParts::use(const std::shared_ptr<const Program>& next) {
   const OutsideInference normal;
   if (program.has_streams()) program.streams().finish();
   for (auto* unit : units) unit->hide();
-  state.release_kept();
+  state.note_released();
   program.bind(next, [&] { watch.release(); });
   executor.forget_gradients();
   watch.prepare(units.all(), state.micro_batches());

@@ -37,7 +37,7 @@ std::vector<Statement> collect(
 /// reduced (the largest and the smallest value of each field), so that their size does not grow
 /// with the world. Ranks whose records differ learn it all at once, exchange what they know in
 /// words, and throw an error that names both sides.
-class Agreement {
+class RankRecords {
  public:
   enum class Kind : int64_t { pass, order, unforeseen, recovery, report, update };
   struct Record {
@@ -52,7 +52,7 @@ class Agreement {
   using Words = std::function<std::string()>;
 
   /// Collective.
-  explicit Agreement(const World& world);
+  explicit RankRecords(const World& world);
 
   /// Sends this rank's record; one at a time.
   void start(const Record& record, Words words);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/agreement.h"
+#include "shard/rank_records.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -171,7 +171,7 @@ void require_same(
       ". All ranks must shard the same units in the same order, with the same options");
 }
 
-Agreement::Agreement(const World& world)
+RankRecords::RankRecords(const World& world)
     : world_(world), communicator_(world.communicator("control")) {
   const auto device = world.device();
   const auto options = at::TensorOptions().dtype(at::kLong).device(device);
@@ -186,7 +186,7 @@ Agreement::Agreement(const World& world)
   host_record_ = cuda ? at::empty({kValues}, host) : record_;
 }
 
-void Agreement::start(const Record& record, Words words) {
+void RankRecords::start(const Record& record, Words words) {
   if (world_.device().is_meta()) return;
   check(/*block=*/true);
   kind_ = record.kind;
@@ -207,7 +207,7 @@ void Agreement::start(const Record& record, Words words) {
   send();
 }
 
-void Agreement::start_following(bool news) {
+void RankRecords::start_following(bool news) {
   check(/*block=*/true);
   kind_ = Kind::pass;
   words_ = [] { return std::string("has no data, and follows the others"); };
@@ -219,7 +219,7 @@ void Agreement::start_following(bool news) {
   send();
 }
 
-std::optional<Agreement::Record> Agreement::followed() {
+std::optional<RankRecords::Record> RankRecords::followed() {
   check(/*block=*/true);
   if (largest(kKind) == kNoValue) return std::nullopt;
   return Record{
@@ -230,7 +230,7 @@ std::optional<Agreement::Record> Agreement::followed() {
 }
 
 /// Reduces what the host has written.
-void Agreement::send() {
+void RankRecords::send() {
   const auto* values = host_record_.const_data_ptr<int64_t>();
   sent_.assign(reinterpret_cast<const char*>(values), kValues * sizeof(int64_t));
   if (!stream_) {
@@ -248,7 +248,7 @@ void Agreement::send() {
 
 /// Blocks until all ranks have sent their records, as long as an operation may take. Where this
 /// rank does what the others may not, the error says what that is.
-void Agreement::wait() {
+void RankRecords::wait() {
   if (kind_ == Kind::pass || kind_ == Kind::order) return work_.synchronize();
   const auto explain = [&](const char* error) {
     TORCH_CHECK_WITH(
@@ -264,16 +264,16 @@ void Agreement::wait() {
   }
 }
 
-int64_t Agreement::largest(size_t field) const {
+int64_t RankRecords::largest(size_t field) const {
   return host_record_.const_data_ptr<int64_t>()[2 * field];
 }
 
-bool Agreement::agrees(size_t field) const {
+bool RankRecords::agrees(size_t field) const {
   const int64_t turned = host_record_.const_data_ptr<int64_t>()[2 * field + 1];
   return largest(field) == ~turned || largest(field) == kNoValue;
 }
 
-void Agreement::check(bool block) {
+void RankRecords::check(bool block) {
   if (!open_ || (!block && !work_.done())) return;
   wait();
   open_ = false;
@@ -288,22 +288,22 @@ void Agreement::check(bool block) {
 // Note [Words on a stream of their own]
 // The current stream may wait for a collective that another rank never joins, so what ranks tell
 // each other is sent on the agreement's stream.
-std::vector<int64_t> Agreement::max_of(const std::vector<int64_t>& values) {
+std::vector<int64_t> RankRecords::max_of(const std::vector<int64_t>& values) {
   const c10::OptionalStreamGuard guard(stream_);
   return max_over(communicator_, world_.device(), values);
 }
 
-std::vector<Statement> Agreement::collect(const std::string& text, size_t most) {
+std::vector<Statement> RankRecords::collect(const std::string& text, size_t most) {
   const c10::OptionalStreamGuard guard(stream_);
   return sherd::collect(communicator_, world_.device(), text, most);
 }
 
-void Agreement::refuse(bool on_one_side, bool on_the_other, const std::string& words) {
+void RankRecords::refuse(bool on_one_side, bool on_the_other, const std::string& words) {
   refuse(on_one_side, on_the_other, "", words);
 }
 
 /// Ranks differ in the records that they `sent`, or in words that say more.
-void Agreement::refuse(
+void RankRecords::refuse(
     bool on_one_side, bool on_the_other, const std::string& sent, const std::string& words) {
   const auto mine = sent + words;
   const auto difference = [&](Statement one, Statement other) {
@@ -334,7 +334,7 @@ void Agreement::refuse(
       "of micro-batches, and call them alike; a rank without data calls sherd::idle_pass");
 }
 
-std::string Agreement::agree_on_order(
+std::string RankRecords::agree_on_order(
     Record record, const char* what, const std::string& order, bool idle, bool has_followed) {
   if (world_.device().is_meta()) return order;
   const int64_t hash = hash_of(order);
