@@ -9,10 +9,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <limits>
-#include <sstream>
 #include <thread>
 
 #include "comm/host_exchange.h"
@@ -50,41 +47,6 @@ class HostCopy final : public Work::State {
   Work work_;
 };
 
-/// The current stream itself: what ranks tell each other must not queue behind other work on the
-/// communicator's own.
-Communicator::OnStream on_current_stream(c10::Device device) {
-  if (!device.is_cuda()) return {};
-  return current_stream(device);
-}
-
-std::string line(const std::string& text, size_t number) {
-  std::istringstream in(text);
-  std::string result;
-  for (size_t i = 0; i <= number; ++i) {
-    if (!std::getline(in, result)) return "(nothing)";
-  }
-  return result;
-}
-
-/// The number of the first line that differs; the last one's if none does.
-size_t differing_line(const std::string& one, const std::string& other) {
-  const auto lines = [](const std::string& text) {
-    return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
-  };
-  const size_t most = std::max(lines(one), lines(other));
-  size_t number = 0;
-  while (number + 1 < most && line(one, number) == line(other, number)) ++number;
-  return number;
-}
-
-/// What two ranks say where they differ.
-std::string difference_of(const Statement& one, const Statement& other) {
-  const size_t number = differing_line(one.text, other.text);
-  return c10::str(
-      "rank ", one.rank, " and rank ", other.rank, " do not run the same program. Rank ", one.rank,
-      ": ", line(one.text, number), ". Rank ", other.rank, ": ", line(other.text, number));
-}
-
 /// The first rank on one side, and the first on the other that says something else.
 struct FirstOfSides {
   std::optional<Statement> one;
@@ -100,76 +62,7 @@ struct FirstOfSides {
   }
 };
 
-/// The lowest rank of which something is true, if there is one.
-std::optional<int64_t> lowest_rank(Communicator& communicator, c10::Device device, bool is_true) {
-  const int64_t mine = is_true ? communicator.size() - communicator.rank() : 0;
-  const int64_t found = max_over(communicator, device, {mine}).front();
-  return found == 0 ? std::nullopt : std::optional(communicator.size() - found);
-}
-
-/// One rank's text, on all ranks.
-std::string text_of(
-    Communicator& communicator, c10::Device device, int64_t rank, const std::string& mine) {
-  const bool speaks = communicator.rank() == rank;
-  const auto length = max_over(communicator, device, {speaks ? std::ssize(mine) : 0}).front();
-  if (length == 0) return {};
-  auto text = at::empty({length}, at::kByte);
-  if (speaks) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-  auto sent = text.to(device);
-  communicator.broadcast(sent, rank, on_current_stream(device)).synchronize();
-  const auto heard = sent.cpu();
-  return {static_cast<const char*>(heard.const_data_ptr()), static_cast<size_t>(length)};
-}
-
 }  // namespace
-
-int64_t hash_of(const std::string& text) {
-  return static_cast<int64_t>(std::hash<std::string>()(text));
-}
-
-std::vector<int64_t> max_over(
-    Communicator& communicator, c10::Device device, const std::vector<int64_t>& values) {
-  if (device.is_meta() || values.empty()) return values;
-  auto host = at::empty({std::ssize(values)}, at::kLong);
-  std::copy(values.begin(), values.end(), host.mutable_data_ptr<int64_t>());
-  auto reduced = host.to(device);
-  communicator.all_reduce(reduced, Reduction::max(), on_current_stream(device)).synchronize();
-  const auto result = reduced.cpu();
-  const auto* begin = result.const_data_ptr<int64_t>();
-  return {begin, begin + result.numel()};
-}
-
-std::vector<Statement> collect(
-    Communicator& communicator, c10::Device device, const std::string& text, size_t most) {
-  // A rehearsal without memory is alone.
-  if (device.is_meta())
-    return text.empty() ? std::vector<Statement>{} : std::vector{Statement{0, text}};
-  std::vector<Statement> result;
-  int64_t after = -1;
-  while (result.size() < most) {
-    const bool speaks = !text.empty() && communicator.rank() > after;
-    const auto next = lowest_rank(communicator, device, speaks);
-    if (!next) break;
-    result.push_back({*next, text_of(communicator, device, *next, text)});
-    after = *next;
-  }
-  return result;
-}
-
-void require_same(
-    Communicator& communicator, c10::Device device, const char* what, const std::string& text) {
-  if (device.is_meta()) return;
-  const int64_t hash = hash_of(text);
-  const auto ends = max_over(communicator, device, {hash, ~hash});
-  if (ends[0] == ~ends[1]) return;
-  const auto first = text_of(communicator, device, 0, text);
-  const auto other = lowest_rank(communicator, device, text != first).value_or(0);
-  const auto theirs = text_of(communicator, device, other, text);
-  TORCH_CHECK(
-      false, "[shard.agree] rank 0 and rank ", other, " of '", communicator.name(), "' do not ",
-      what, " the same. Rank 0: ", first, ". Rank ", other, ": ", theirs,
-      ". All ranks must shard the same units in the same order, with the same options");
-}
 
 RankRecords::RankRecords(const World& world)
     : world_(world), communicator_(world.communicator("control")) {
@@ -252,7 +145,7 @@ void RankRecords::wait() {
   if (kind_ == Kind::pass || kind_ == Kind::order) return work_.synchronize();
   const auto explain = [&](const char* error) {
     TORCH_CHECK_WITH(
-        DistBackendError, false, "[shard.agree] rank ", world_.rank(), " ", line(words_(), 0),
+        DistBackendError, false, "[shard.agree] rank ", world_.rank(), " ", line_of(words_(), 0),
         ", and waited for the other ranks to do the same: ", error);
   };
   try {
@@ -287,7 +180,7 @@ void RankRecords::check(bool block) {
 
 // Note [Words on a stream of their own]
 // The current stream may wait for a collective that another rank never joins, so what ranks tell
-// each other is sent on the agreement's stream.
+// each other is sent on the records' stream.
 std::vector<int64_t> RankRecords::max_of(const std::vector<int64_t>& values) {
   const c10::OptionalStreamGuard guard(stream_);
   return max_over(communicator_, world_.device(), values);

@@ -85,10 +85,6 @@ std::shared_ptr<Unit> find_unit(const torch::nn::Module* module) {
   return registry().find(module);
 }
 
-void register_unit(const std::shared_ptr<torch::nn::Module>& module, std::shared_ptr<Unit> unit) {
-  registry().add(module, unit);
-}
-
 std::shared_ptr<torch::nn::Module> module_of(const Unit& unit) {
   return registry().module_of(unit);
 }

@@ -9,7 +9,18 @@
 
 #include "shard/unit.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace sherd {
+
+/// The unit that owns a parameter, with its position there; null if none does.
+struct Owner {
+  std::shared_ptr<Unit> unit;
+  size_t group = 0;
+  size_t member = 0;
+};
 
 /// Knows which modules are units, and which unit owns which parameter. Entries keep nothing alive
 /// but units without parameters; an address that was used before is told by its expired owner.
@@ -49,5 +60,11 @@ class Registry {
 };
 
 Registry& registry();
+
+/// Returns the unit of a module; null if it is none.
+std::shared_ptr<Unit> find_unit(const torch::nn::Module* module);
+std::shared_ptr<torch::nn::Module> module_of(const Unit& unit);
+/// Returns the owner of a parameter.
+Owner find_owner(const at::Tensor& parameter);
 
 }  // namespace sherd

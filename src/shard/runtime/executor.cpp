@@ -110,7 +110,7 @@ void Executor::run_on_compute(const Instruction& instruction) {
 /// What nothing was written to is zero: in the slot for this pass, in the main gradient for the
 /// step.
 void Executor::complete_gradients(Unit& unit) {
-  unit.collecting = false;
+  unit.activity().set_collecting(false);
   if (!state_.trains()) return;
   for (size_t i = 0; i < unit.groups().size(); ++i) {
     auto& group = *unit.groups()[i];
@@ -120,7 +120,7 @@ void Executor::complete_gradients(Unit& unit) {
     } else {
       group.inbox().flush();
     }
-    watch_.look_before_reduction(unit.number, static_cast<int32_t>(i), moment());
+    watch_.look_before_reduction(unit.number(), static_cast<int32_t>(i), moment());
   }
 }
 

@@ -66,9 +66,8 @@ void Follower::follow(CallTracker& calls, bool order_known, bool block) {
     const auto next = records_.followed();
     follows_ = next.has_value();
     if (!follows_) return;  // no rank has data
-    if (next->kind == RankRecords::Kind::unforeseen && next->detail > 0) {
-      const auto& unit = units_[static_cast<int32_t>(next->detail - 1)];
-      executor_.gather_now(unit, state_.forward_flags(/*train=*/true).changed);
+    if (const auto unit = next->unforeseen_unit()) {
+      executor_.gather_now(units_[*unit], state_.forward_flags(/*train=*/true).changed);
       continue;
     }
     followed_ = next;

@@ -18,12 +18,14 @@ bool communicates(const Section& section) {
 PassAgreement::PassAgreement(
     const World& world,
     const ModelUnits& units,
+    const std::vector<ParameterShard>& shards,
     StepState& state,
     const GraphState& graph,
     const BoundProgram& program,
     Watch& watch)
     : world_(world),
       units_(units),
+      shards_(shards),
       state_(state),
       graph_(graph),
       program_(program),
@@ -42,23 +44,23 @@ void PassAgreement::begin_pass(
   const int64_t step = state_.step();
   const auto fingerprint =
       static_cast<int64_t>(program_->fingerprint() ^ std::hash<std::vector<bool>>()(state_.frozen));
+  auto record = RankRecords::Record::of_pass(step, fingerprint, number, flags);
   if (followed) {
     TORCH_CHECK(
-        followed->number == step && followed->hash == fingerprint &&
-            followed->detail == (number << 8 | flags),
-        "[shard.agree] rank ", world_.rank(), ", which has no data, begins ", what, " as pass ",
-        number, " of step ", step + 1, ", but the other ranks do something else: a rank calls ",
+        followed->agrees_with(record), "[shard.agree] rank ", world_.rank(),
+        ", which has no data, begins ", what, " as pass ", number, " of step ", step + 1,
+        ", but the other ranks do something else: a rank calls ",
         "sherd::idle_pass for each pass that the others make with data");
     program_agreed_ = true;
     return;
   }
+  record.news = watch_.has_findings();
+  record.new_recomputes = !pass.new_recomputes.empty();
   records_.start(
-      {RankRecords::Kind::pass, step, fingerprint, number << 8 | flags, watch_.has_findings(),
-       !pass.new_recomputes.empty()},
-      [this, program = program_.shared(), step, number, what, frozen = state_.frozen] {
+      record, [this, program = program_.shared(), step, number, what, frozen = state_.frozen] {
         return c10::str(
             "begins ", what, " as pass ", number, " of step ", step + 1,
-            "\nfrozen since sharding: ", units_.names_of(frozen), "\n", program->facts());
+            "\nfrozen since sharding: ", names_of_frozen(shards_, frozen), "\n", program->facts());
       });
   // Unknown programs are compared before anything else is sent.
   if (!program_agreed_) records_.check(/*block=*/true);
@@ -69,7 +71,7 @@ void PassAgreement::call_unforeseen(const Unit& unit, int64_t issued) {
   const auto words =
       c10::str("calls unit '", unit.name(), "' where the program does not expect it");
   records_.start(
-      {RankRecords::Kind::unforeseen, issued, hash_of(unit.name()), unit.number + 1},
+      RankRecords::Record::of_unforeseen_call(issued, unit.name(), unit.number()),
       [words] { return words; });
   records_.check(/*block=*/true);
 }
@@ -79,7 +81,7 @@ void PassAgreement::call_unforeseen(const Unit& unit, int64_t issued) {
 void PassAgreement::begin_update(const char* caller) {
   if (!world_.device().is_cpu() || world_.size() == 1) return;
   const int64_t step = state_.step();
-  records_.start({RankRecords::Kind::update, step, hash_of(caller)}, [caller, step] {
+  records_.start(RankRecords::Record::of_update(step, caller), [caller, step] {
     return c10::str("calls ", caller, " in step ", step + 1);
   });
   records_.check(/*block=*/true);
@@ -88,7 +90,7 @@ void PassAgreement::begin_update(const char* caller) {
 void PassAgreement::recover(int64_t issued) {
   records_.check(/*block=*/true);
   records_.start(
-      {RankRecords::Kind::recovery, issued, state_.backwards_done(), 0},
+      RankRecords::Record::of_recovery(issued, state_.backwards_done()),
       [issued, root = units_.root().name()] {
         return c10::str(
             "goes on after an exception in '", root, "', with ", issued, " collectives behind it");

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
+#include "shard/parameter_shards.h"
 #include "shard/rank_records.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/graph_state.h"
@@ -25,6 +27,7 @@ class PassAgreement {
   PassAgreement(
       const World& world,
       const ModelUnits& units,
+      const std::vector<ParameterShard>& shards,
       StepState& state,
       const GraphState& graph,
       const BoundProgram& program,
@@ -66,6 +69,7 @@ class PassAgreement {
  private:
   World world_;
   const ModelUnits& units_;
+  const std::vector<ParameterShard>& shards_;
   StepState& state_;
   const GraphState& graph_;
   const BoundProgram& program_;

@@ -12,14 +12,15 @@ RuntimeParts::RuntimeParts(Unit& root)
       units(root),
       program(world, units),
       executor(world, units, state, program, watch),
-      agreement(world, units, state, graph, program, watch),
+      agreement(world, units, shards, state, graph, program, watch),
       orders(units, state, graph, agreement.records()),
       follower(world, units, state, program, executor, agreement.records(), watch),
-      weights(units) {
+      weights(shards) {
   state.frozen.assign(units.frozen().size(), false);
   orders.build(units.default_order());
   use(orders.next());
-  shards = parameter_shards(units.all());
+  shards = parameter_shards(units.all());  // with the main gradients, which use() has allocated
+  weights.prepare();
 }
 
 void RuntimeParts::use(const std::shared_ptr<const Program>& next) {

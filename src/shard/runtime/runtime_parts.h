@@ -28,6 +28,7 @@ struct RuntimeParts {
 
   World world;
   ModelUnits units;
+  std::vector<ParameterShard> shards;  ///< of all parameters; none once a unit was deleted
   StepState state;
   GraphState graph;
   Watch watch;
@@ -37,7 +38,6 @@ struct RuntimeParts {
   OrderAgreement orders;
   Follower follower;
   PublishedWeights weights;
-  std::vector<ParameterShard> shards;  ///< of all parameters
 
   /// From now on this program runs. Waits for what is under way.
   void use(const std::shared_ptr<const Program>& next);
