@@ -18,7 +18,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Launch& launch, std::chrono::mi
 /// Returns when all ranks have arrived at the store and say the same size. When the time is up, or
 /// ranks disagree, every rank that came throws, naming who is missing or who says what. A store's
 /// keys serve one meeting.
-void meet(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout);
+void await_all_ranks(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout);
 
 /// For a process alone.
 c10::intrusive_ptr<c10d::Store> lone_store();

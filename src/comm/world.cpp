@@ -97,7 +97,7 @@ c10::intrusive_ptr<c10d::Store> meet_in_process(const Launch& launch, const Worl
   std::lock_guard lock(mutex);
   if (!store.defined()) store = open_store(launch, options.start_timeout);
   auto keys = c10::make_intrusive<c10d::PrefixStore>(c10::str("sherd/", worlds++), store);
-  meet(*keys, launch, options.start_timeout);
+  await_all_ranks(*keys, launch, options.start_timeout);
   return keys;
 }
 

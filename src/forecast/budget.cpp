@@ -27,9 +27,9 @@ namespace {
 // shorter step, and either the same choice or one that takes less than what no longer fits.
 //
 // Activations depend on what is recomputed, the arena on the rest. So a program is built for each
-// depth and number of kept units, and a few passes are rehearsed for each way to recompute. With
-// one program and one way the step only gets longer with the layers: the fewest that fit come
-// first.
+// depth and number of units that stay gathered, and a few passes are rehearsed for each way to
+// recompute. With one program and one way the step only gets longer with the layers: the fewest
+// that fit come first.
 
 // Note [Activations between two rehearsals]
 // Let a pass recompute its first k layers, others their first a < k and b > k. It has its peak in
@@ -201,7 +201,7 @@ class Search {
       int64_t less = 0;
       for (int64_t count = std::ssize(ways) + 1; count < last; ++count) {
         for (const size_t unit : layers[static_cast<size_t>(count - 1)]) {
-          less += before->kept[unit] - now.kept[unit];
+          less += before->saved_activations[unit] - now.saved_activations[unit];
         }
         const int64_t most = std::max(now.activations, before->activations - less);
         ways.push_back(way(mode, count, most, plain));
@@ -212,19 +212,19 @@ class Search {
     return ways;
   }
 
-  /// But for those whose arena must be larger than `room`: kept units are there all at once. The
-  /// model's own unit comes last and is never kept.
+  /// But for those whose arena must be larger than `room`: units that stay gathered are there all
+  /// at once. The model's own unit comes last and never stays.
   std::vector<Schedule> schedules_of(const Program& plain, int64_t room) const {
     const int64_t all = std::ssize(plain.units()) - 1;
     std::set<int64_t> keeps{0, all};
     for (int64_t keep = 1; keep < all; keep *= 2) keeps.insert(keep);
     std::erase_if(keeps, [&](int64_t keep) {
-      int64_t kept = 0;
+      int64_t together = 0;
       for (int64_t i = all - keep; i < all; ++i) {
-        const int32_t slot = plain.place(static_cast<int32_t>(i)).parameters;
-        if (slot != kNone) kept += plain.slots()[static_cast<size_t>(slot)].bytes;
+        const int32_t slot = plain.slots_of(static_cast<int32_t>(i)).parameters;
+        if (slot != kNone) together += plain.slots()[static_cast<size_t>(slot)].bytes;
       }
-      return kept > room;
+      return together > room;
     });
     std::vector<Schedule> result;
     for (int64_t depth = 0; depth <= kDeepest; ++depth) {

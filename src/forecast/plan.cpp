@@ -118,7 +118,7 @@ RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOp
       ranks == 1 ? " rank" : " ranks");
   plan.facts = facts_of(configuration, ranks);
   plan.ledger = planned_ledger(rehearsal, target, ranks);
-  plan.kept = rehearsal.kept;
+  plan.saved_activations = rehearsal.saved_activations;
   plan.traffic = traffic_of_step(plan.program, costs.costs.network);
   plan.times_from = costs.from;
   if (costs.from.empty()) return plan;

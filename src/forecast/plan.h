@@ -69,14 +69,14 @@ struct SHERD_API RunPlan {
   int64_t ranks = 1;                                         ///< number of ranks
   std::string device{};                                      ///< "cuda" or "cpu"
   Program program;
-  Ledger ledger{};                     ///< memory of a rank
-  std::vector<int64_t> kept{};         ///< by unit: bytes of activations kept for the backward
-  std::vector<AxisTraffic> traffic{};  ///< collectives of a step
-  std::vector<UnitTime> times{};       ///< by unit; empty if unknown
-  std::string times_from{};            ///< source of the times; empty if unknown
-  std::optional<Timeline> timeline{};  ///< a step; empty if no times are known
-  double tokens_per_second = 0;        ///< of one rank
-  std::vector<WorldPlan> worlds{};     ///< PlanOptions::worlds
+  Ledger ledger{};                           ///< memory of a rank
+  std::vector<int64_t> saved_activations{};  ///< by unit: bytes left for the backward
+  std::vector<AxisTraffic> traffic{};        ///< collectives of a step
+  std::vector<UnitTime> times{};             ///< by unit; empty if unknown
+  std::string times_from{};                  ///< source of the times; empty if unknown
+  std::optional<Timeline> timeline{};        ///< a step; empty if no times are known
+  double tokens_per_second = 0;              ///< of one rank
+  std::vector<WorldPlan> worlds{};           ///< PlanOptions::worlds
 
   /// Returns the plan as text.
   std::string to_text() const;
@@ -87,9 +87,9 @@ struct SHERD_API RunPlan {
 };
 
 /// Plans a run on the meta device: needs no GPU (except perhaps for memory.budget = "auto") and
-/// reads no data. With a budget it first chooses prefetch depth, kept units and recomputation for
-/// the shortest step that fits. Throws what the run would throw for this configuration, and if
-/// nothing fits the budget.
+/// reads no data. With a budget it first chooses prefetch depth, keep_gathered units and
+/// recomputation for the shortest step that fits. Throws what the run would throw for this
+/// configuration, and if nothing fits the budget.
 SHERD_API RunPlan plan_run(const Configuration& configuration, const PlanOptions& options = {});
 
 /// Returns the differences of two plans as text, one a line.

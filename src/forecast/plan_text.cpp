@@ -46,19 +46,19 @@ std::string kind_of(const std::string& unit) {
 struct UnitRow {
   std::string name;
   int64_t count = 0;
-  int64_t kept = 0;
+  int64_t saved = 0;
   UnitTime time{};
   double exposed = 0;
 };
 
 std::vector<UnitRow> unit_rows(const RunPlan& plan) {
   std::vector<UnitRow> rows;
-  for (size_t i = 0; i < plan.kept.size(); ++i) {
-    UnitRow row{kind_of(plan.program.units()[i].name), 1, plan.kept[i]};
+  for (size_t i = 0; i < plan.saved_activations.size(); ++i) {
+    UnitRow row{kind_of(plan.program.units()[i].name), 1, plan.saved_activations[i]};
     if (!plan.times.empty()) row.time = plan.times[i];
     if (plan.timeline) row.exposed = plan.timeline->exposed[i];
     const auto same = std::find_if(rows.begin(), rows.end(), [&](const UnitRow& other) {
-      return other.name == row.name && other.kept == row.kept;
+      return other.name == row.name && other.saved == row.saved;
     });
     if (same == rows.end()) {
       rows.push_back(row);
@@ -94,7 +94,7 @@ nlohmann::ordered_json timeline_json(const RunPlan& plan) {
   }
   json["spans"] = std::move(spans);
   auto held = nlohmann::ordered_json::array();
-  for (const auto& one : timeline.held) {
+  for (const auto& one : timeline.slot_spans) {
     const auto buffer = 2 * one.unit + (one.gradients ? 1 : 0);
     held.push_back({{"buffer", buffer}, {"begin", one.begin}, {"end", one.end}});
   }
@@ -106,7 +106,7 @@ nlohmann::ordered_json arena_json(const Program& program) {
   nlohmann::ordered_json json{{"bytes", program.bytes().arena}, {"bound", program.bytes().bound}};
   auto buffers = nlohmann::ordered_json::array();
   for (int32_t unit = 0; unit < std::ssize(program.units()); ++unit) {
-    const auto& place = program.place(unit);
+    const auto& place = program.slots_of(unit);
     const auto& name = program.units()[static_cast<size_t>(unit)].name;
     const auto add = [&](const char* what, int32_t slot) {
       int64_t offset = 0;
@@ -147,7 +147,7 @@ std::string RunPlan::to_text() const {
   for (const auto& row : unit_rows(*this)) {
     out << format_text(
         "  %5lld x %-24s%16s", static_cast<long long>(row.count), row.name.c_str(),
-        byte_text(row.kept).c_str());
+        byte_text(row.saved).c_str());
     if (timeline) {
       out << format_text(
           "%11s%11s%16s", time_text(row.time.forward).c_str(), time_text(row.time.backward).c_str(),
@@ -197,7 +197,7 @@ std::string RunPlan::to_json(bool with_program) const {
         {{"name", program.units()[i].name},
          {"forward", times.empty() ? 0 : times[i].forward},
          {"backward", times.empty() ? 0 : times[i].backward},
-         {"activations", kept[i]},
+         {"activations", saved_activations[i]},
          {"exposed", timeline ? timeline->exposed[i] : 0}});
   }
   json["traffic"] = nlohmann::json::array();

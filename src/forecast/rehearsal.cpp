@@ -78,7 +78,7 @@ Rehearsal dry_run(
   result.bytes = allocated_bytes(*model);
   if (configuration.memory.kind == "eager") result.bytes.arena = result.program.bytes().arena;
   result.optimizer = optimizer.allocated_bytes();
-  result.kept = record.kept;
+  result.saved_activations = record.saved_activations;
   result.activations = memory.peak();
   for (const auto& parameter : model->parameters()) result.parameters += parameter.numel();
   result.flops_per_token = model->flops_per_token(configuration.data.seq);

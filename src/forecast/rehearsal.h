@@ -21,8 +21,9 @@ struct Rehearsal {
   Program program;
   ModelBytes bytes{};
   OptimizerBytes optimizer{};
-  std::vector<int64_t> kept{};  ///< by unit: what its forward leaves for the backward
-  /// The most that a pass takes beyond the above: what is kept, and what comes and goes.
+  std::vector<int64_t>
+      saved_activations{};  ///< by unit: bytes that its forward leaves for the backward
+  /// The most that a pass takes beyond the above: saved activations, and what comes and goes.
   int64_t activations = 0;
   int64_t parameters = 0;
   double flops_per_token = 0;

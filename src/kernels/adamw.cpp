@@ -7,8 +7,8 @@
 #include <array>
 
 #include "kernels/adamw_math.h"
+#include "kernels/cast_types.h"
 #include "kernels/cpu_multiversion.h"
-#include "kernels/deposit_types.h"
 #include "kernels/meta_target.h"
 
 namespace sherd {
@@ -38,7 +38,7 @@ class Window {
     begin_ = begin;
     count_ = count;
     if (dtype == c10::kFloat) return static_cast<float*>(data) + begin;
-    with_deposit_type(dtype, [&](auto type) {
+    with_float_type(dtype, [&](auto type) {
       const auto* values = static_cast<const decltype(type)*>(data) + begin;
       for (int64_t i = 0; i < count; ++i)
         copy_[static_cast<size_t>(i)] = static_cast<float>(values[i]);
@@ -50,7 +50,7 @@ class Window {
   }
   static void store(
       const float* values, void* data, c10::ScalarType dtype, int64_t begin, int64_t count) {
-    with_deposit_type(dtype, [&](auto type) {
+    with_float_type(dtype, [&](auto type) {
       using T = decltype(type);
       auto* target = static_cast<T*>(data) + begin;
       for (int64_t i = 0; i < count; ++i) target[i] = static_cast<T>(values[i]);

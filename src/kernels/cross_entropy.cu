@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 #include "kernels/vectors.cuh"
 
 namespace sherd {
@@ -170,9 +170,9 @@ void cross_entropy_forward_on_cuda(
   if (logits.numel() == 0) return;
   const c10::cuda::CUDAGuard guard(logits.device());
   const auto stream = c10::cuda::getCurrentCUDAStream();
-  with_deposit_type(logits.scalar_type(), [&](auto type) {
+  with_float_type(logits.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    using Math = DepositMath<T, T>;
+    using Math = CastMath<T, T>;
     forward_kernel<T, Math>
         <<<static_cast<unsigned>(logits.size(0)), kCrossEntropyThreads, 0, stream>>>(
             logits.mutable_data_ptr<T>(), targets.const_data_ptr<int64_t>(),
@@ -190,9 +190,9 @@ void cross_entropy_backward_on_cuda(
   if (logits.numel() == 0) return;
   const c10::cuda::CUDAGuard guard(logits.device());
   const auto stream = c10::cuda::getCurrentCUDAStream();
-  with_deposit_type(logits.scalar_type(), [&](auto type) {
+  with_float_type(logits.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    using Math = DepositMath<T, T>;
+    using Math = CastMath<T, T>;
     backward_kernel<T, Math>
         <<<static_cast<unsigned>(logits.size(0)), kCrossEntropyThreads, 0, stream>>>(
             logits.mutable_data_ptr<T>(), targets.const_data_ptr<int64_t>(),

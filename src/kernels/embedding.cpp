@@ -6,14 +6,14 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 
 namespace sherd {
 namespace {
 
 template <class T>
 void add_up(const EmbeddingGradient& work, const at::Tensor& sorted, const at::Tensor& order) {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   const int64_t count = sorted.numel();
   const int64_t dim = work.gradient.size(1);
   const auto* tokens = sorted.const_data_ptr<int64_t>();
@@ -29,7 +29,7 @@ void add_up(const EmbeddingGradient& work, const at::Tensor& sorted, const at::T
       for (int64_t i = 0; i < dim; ++i) sum[static_cast<size_t>(i)] += static_cast<Math>(row[i]);
     }
     const CastCopy one{target + tokens[begin] * dim * size, sum.data(), dim, work.add};
-    deposit({&one, 1}, {work.target.scalar_type(), math}, c10::kCPU);
+    cast_copy({&one, 1}, {work.target.scalar_type(), math}, c10::kCPU);
   }
 }
 
@@ -42,7 +42,7 @@ void embedding_gradient(const EmbeddingGradient& work) {
       at::sort(work.tokens, /*stable=*/std::optional<bool>(true), /*dim=*/0);
   if (work.gradient.is_meta()) return;
   if (work.gradient.is_cuda()) return embedding_gradient_on_cuda(work, sorted, order);
-  with_deposit_type(
+  with_float_type(
       work.gradient.scalar_type(), [&](auto type) { add_up<decltype(type)>(work, sorted, order); });
 }
 

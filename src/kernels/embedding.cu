@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 #include "kernels/vectors.cuh"
 
 namespace sherd {
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kEmbeddingThreads) embedding_kernel(
     int64_t dim,
     Target* target,
     bool add) {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   const int64_t first = blockIdx.x;
   const int64_t token = sorted[first];
   const int64_t column = (int64_t{blockIdx.y} * kEmbeddingThreads + threadIdx.x) * kCount;
@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(kEmbeddingThreads) embedding_kernel(
   Vector<Target, kCount> result;
   if (add) result = place;
   for (int e = 0; e < kCount; ++e) {
-    auto value = static_cast<DepositMath<T, Target>>(sums[e]);
-    if (add) value += static_cast<DepositMath<T, Target>>(result.values[e]);
-    result.values[e] = deposit_cast<Target>(value);
+    auto value = static_cast<CastMath<T, Target>>(sums[e]);
+    if (add) value += static_cast<CastMath<T, Target>>(result.values[e]);
+    result.values[e] = cast_to<Target>(value);
   }
   place = result;
 }
@@ -73,8 +73,8 @@ void embedding_gradient_on_cuda(
   const auto is_aligned = [](const at::Tensor& x) {
     return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
   };
-  with_deposit_type(work.gradient.scalar_type(), [&](auto type) {
-    with_deposit_type(work.target.scalar_type(), [&](auto target) {
+  with_float_type(work.gradient.scalar_type(), [&](auto type) {
+    with_float_type(work.target.scalar_type(), [&](auto target) {
       using T = decltype(type);
       using Target = decltype(target);
       const auto launch = [&]<int kCount>(std::integral_constant<int, kCount>) {

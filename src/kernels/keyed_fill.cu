@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 #include "kernels/keyed_math.h"
 
 namespace sherd {
@@ -19,7 +19,7 @@ __global__ void fill_kernel(const KeyedRun run) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kKeyedFillThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kKeyedFillThreads + threadIdx.x;
        i < run.count; i += stride) {
-    target[i] = deposit_cast<T>(keyed_value(run.key, run.begin + i, run.values));
+    target[i] = cast_to<T>(keyed_value(run.key, run.begin + i, run.values));
   }
 }
 
@@ -31,7 +31,7 @@ void fill_keyed_on_cuda(const KeyedRun& run, c10::Device device) {
   const c10::cuda::CUDAGuard guard(device);
   const auto blocks = static_cast<unsigned>(
       std::min((run.count + kKeyedFillThreads - 1) / kKeyedFillThreads, kMostBlocks));
-  with_deposit_type(run.dtype, [&](auto type) {
+  with_float_type(run.dtype, [&](auto type) {
     fill_kernel<decltype(type)>
         <<<blocks, kKeyedFillThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(run);
     C10_CUDA_KERNEL_LAUNCH_CHECK();

@@ -5,7 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 #include "kernels/measure_math.h"
 #include "kernels/meta_target.h"
 
@@ -37,8 +37,9 @@ Measurement::Measurement(const std::vector<at::Tensor>& tensors) : tensors_(tens
   std::vector<int64_t> counts;
   for (const auto& tensor : tensors) {
     TORCH_CHECK_VALUE(
-        can_deposit(tensor.scalar_type()) && tensor.is_contiguous(), "[kernels] a tensor of dtype ",
-        tensor.scalar_type(), " can't be measured: use flat floating point of 16 bits or more");
+        is_float16_or_wider(tensor.scalar_type()) && tensor.is_contiguous(),
+        "[kernels] a tensor of dtype ", tensor.scalar_type(),
+        " can't be measured: use flat floating point of 16 bits or more");
     device_ = tensor.device();
     counts.push_back(tensor.numel());
     runs_.push_back(
@@ -81,7 +82,7 @@ void Measurement::run(double* sums, Watched* watched, const Look& look) const {
   if (device_.is_meta()) return;
   if (device_.is_cuda()) return measure_on_cuda(*this, sums, watched, look);
   for (size_t i = 0; i < runs_.size(); ++i) {
-    with_deposit_type(tensors_[i].scalar_type(), [&](auto type) {
+    with_float_type(tensors_[i].scalar_type(), [&](auto type) {
       sums[i] = sum_of_squares(static_cast<const decltype(type)*>(runs_[i].values), runs_[i].count);
     });
     if (watched) judge(watched[i], sums[i], look);

@@ -22,7 +22,7 @@ struct Watched {
 /// One look at tensors that are watched.
 struct Look {
   int64_t moment = 0;      ///< any number, below 2^61
-  double exploding = 0;    ///< a norm of so many times the mean is one too many; 0: none is
+  double exploding = 0;    ///< flag norms above this multiple of the mean; 0 disables
   bool counts = false;     ///< for the mean
   bool overflows = false;  ///< what is not finite is expected, and what explodes is worse
 };

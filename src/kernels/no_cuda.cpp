@@ -2,8 +2,8 @@
 #include <c10/util/Exception.h>
 
 #include "kernels/adamw.h"
+#include "kernels/cast_copy.h"
 #include "kernels/cross_entropy.h"
-#include "kernels/deposit.h"
 #include "kernels/embedding.h"
 #include "kernels/keyed_fill.h"
 #include "kernels/measure.h"
@@ -28,7 +28,7 @@ void note_time(const at::Tensor&, c10::Stream) {
 void occupy_until(const at::Tensor&, double, int, c10::Stream) {
   refuse();
 }
-void deposit_on_cuda(std::span<const CastCopy>, const CastCopyKind&, c10::Device) {
+void cast_copy_on_cuda(std::span<const CastCopy>, const CastCopyKind&, c10::Device) {
   refuse();
 }
 void adamw_on_cuda(const AdamWPass::Batch&, const double*, c10::Device) {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 
 namespace sherd {
 namespace {
@@ -27,7 +27,7 @@ Math lane_sum(int64_t count, Term term) {
 
 template <class T>
 void forward(const RmsNormForward& work) {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   const int64_t dim = work.weight.numel();
   const int64_t rows = work.scale.numel();
   const auto* weight = work.weight.const_data_ptr<T>();
@@ -58,8 +58,8 @@ void forward(const RmsNormForward& work) {
 
 /// Returns the weight's gradient.
 template <class T>
-std::vector<DepositMath<T, T>> backward(const RmsNormBackward& work) {
-  using Math = DepositMath<T, T>;
+std::vector<CastMath<T, T>> backward(const RmsNormBackward& work) {
+  using Math = CastMath<T, T>;
   const int64_t dim = work.weight.numel();
   const int64_t rows = work.scale.numel();
   const auto* weight = work.weight.const_data_ptr<T>();
@@ -94,19 +94,19 @@ std::vector<DepositMath<T, T>> backward(const RmsNormBackward& work) {
 void rms_norm_forward(const RmsNormForward& work) {
   if (work.x.is_meta()) return;
   if (work.x.is_cuda()) return rms_norm_forward_on_cuda(work);
-  with_deposit_type(work.x.scalar_type(), [&](auto type) { forward<decltype(type)>(work); });
+  with_float_type(work.x.scalar_type(), [&](auto type) { forward<decltype(type)>(work); });
 }
 
 void rms_norm_backward(const RmsNormBackward& work) {
   if (work.sum.is_meta()) return;
   if (work.sum.is_cuda()) return rms_norm_backward_on_cuda(work);
-  with_deposit_type(work.sum.scalar_type(), [&](auto type) {
+  with_float_type(work.sum.scalar_type(), [&](auto type) {
     const auto found = backward<decltype(type)>(work);
     if (!work.weight_gradient.defined()) return;
     const CastCopy one{
         work.weight_gradient.mutable_data_ptr(), found.data(), std::ssize(found), work.add};
     const auto math = sizeof(found[0]) == sizeof(double) ? c10::kDouble : c10::kFloat;
-    deposit({&one, 1}, {work.weight_gradient.scalar_type(), math}, work.sum.device());
+    cast_copy({&one, 1}, {work.weight_gradient.scalar_type(), math}, work.sum.device());
   });
 }
 

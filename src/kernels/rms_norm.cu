@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 #include "kernels/vectors.cuh"
 
 namespace sherd {
@@ -67,7 +67,7 @@ __device__ double inverse_root(double value) {
 
 template <class T>
 struct Forward {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   const T* x;
   const T* residual;  // or null
   const T* weight;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 
 template <class T>
 struct Backward {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   const T* y_gradient;
   const T* sum_gradient;  // or null
   const T* sum;
@@ -281,9 +281,9 @@ __global__ void sum_columns(const Math* partial, int64_t parts, int dim, Target*
     sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   }
   if (threadIdx.x > 0) return;
-  auto value = static_cast<DepositMath<Math, Target>>(sum);
-  if (add) value += static_cast<DepositMath<Math, Target>>(target[column]);
-  target[column] = deposit_cast<Target>(value);
+  auto value = static_cast<CastMath<Math, Target>>(sum);
+  if (add) value += static_cast<CastMath<Math, Target>>(target[column]);
+  target[column] = cast_to<Target>(value);
 }
 
 /// Calls `launch` with a shape for these rows. Null is aligned, too.
@@ -319,7 +319,7 @@ void rms_norm_forward_on_cuda(const RmsNormForward& work) {
   const c10::cuda::CUDAGuard guard(work.x.device());
   const auto stream = c10::cuda::getCurrentCUDAStream();
   const int64_t dim = work.weight.numel();
-  with_deposit_type(work.x.scalar_type(), [&](auto type) {
+  with_float_type(work.x.scalar_type(), [&](auto type) {
     using T = decltype(type);
     using Math = typename Forward<T>::Math;
     const bool adds = work.residual.defined();
@@ -346,7 +346,7 @@ void rms_norm_backward_on_cuda(const RmsNormBackward& work) {
   const c10::cuda::CUDAGuard guard(work.sum.device());
   const auto stream = c10::cuda::getCurrentCUDAStream();
   const int64_t dim = work.weight.numel();
-  with_deposit_type(work.sum.scalar_type(), [&](auto type) {
+  with_float_type(work.sum.scalar_type(), [&](auto type) {
     using T = decltype(type);
     using Math = typename Backward<T>::Math;
     const bool more = work.sum_gradient.defined();
@@ -383,7 +383,7 @@ void rms_norm_backward_on_cuda(const RmsNormBackward& work) {
       with_shape<T>(dim, {at.y_gradient, at.sum_gradient, at.sum, at.weight, at.gradient}, launch);
     }
     if (!work.weight_gradient.defined()) return;
-    with_deposit_type(work.weight_gradient.scalar_type(), [&](auto target) {
+    with_float_type(work.weight_gradient.scalar_type(), [&](auto target) {
       using Target = decltype(target);
       cudaLaunchAttribute early{};
       early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/rope.h"
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 
 namespace sherd {
 namespace {
@@ -9,7 +9,7 @@ namespace {
 template <class T>
 void turn_head(
     const T* source, T* target, const float* cosine, const float* sine, int64_t half, bool back) {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   for (int64_t i = 0; i < half; ++i) {
     const auto first = static_cast<Math>(source[i]);
     const auto second = static_cast<Math>(source[i + half]);
@@ -46,7 +46,7 @@ void turn(const RopeWork& work) {
 void rope(const RopeWork& work) {
   if (work.source.is_meta()) return;
   if (work.source.is_cuda()) return rope_on_cuda(work);
-  with_deposit_type(work.source.scalar_type(), [&](auto type) { turn<decltype(type)>(work); });
+  with_float_type(work.source.scalar_type(), [&](auto type) { turn<decltype(type)>(work); });
 }
 
 }  // namespace sherd

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 #include "kernels/vectors.cuh"
 
 namespace sherd {
@@ -51,7 +51,7 @@ __device__ void each_head(int first, int heads, Body body) {
 /// keep their angles; those along y share the heads.
 template <class T, int kCount>
 __global__ void __launch_bounds__(kRopeThreads) rope_kernel(const Turn<T> turn) {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   const int64_t position = blockIdx.x;
   const int64_t batch = blockIdx.y;
   const auto* source =
@@ -130,7 +130,7 @@ void rope_on_cuda(const RopeWork& work) {
   if (work.source.numel() == 0) return;
   const c10::cuda::CUDAGuard guard(work.source.device());
   const auto stream = c10::cuda::getCurrentCUDAStream();
-  with_deposit_type(work.source.scalar_type(), [&](auto type) {
+  with_float_type(work.source.scalar_type(), [&](auto type) {
     using T = decltype(type);
     constexpr int kCount = 16 / sizeof(T);
     constexpr auto kAngles = kCount * sizeof(float);

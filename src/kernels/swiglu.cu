@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/deposit_types.h"
+#include "kernels/cast_types.h"
 #include "kernels/vectors.cuh"
 
 namespace sherd {
@@ -39,7 +39,7 @@ __device__ void each_row(int64_t first, int64_t rows, Body body) {
 template <class T, int kCount>
 __global__ void __launch_bounds__(kSwigluThreads)
     forward_kernel(const T* gate_up, T* activation, int64_t rows, int64_t width) {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   const int64_t column = (int64_t{blockIdx.x} * kSwigluThreads + threadIdx.x) * kCount;
   if (column >= width) return;
   for (int64_t first = blockIdx.y; first < rows; first += int64_t{kSwigluBatch} * gridDim.y) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kSwigluThreads) backward_kernel(
     T* activation,
     int64_t rows,
     int64_t width) {
-  using Math = DepositMath<T, T>;
+  using Math = CastMath<T, T>;
   const int64_t column = (int64_t{blockIdx.x} * kSwigluThreads + threadIdx.x) * kCount;
   if (column >= width) return;
   for (int64_t first = blockIdx.y; first < rows; first += int64_t{kSwigluBatch} * gridDim.y) {
@@ -129,7 +129,7 @@ void swiglu_forward_on_cuda(const at::Tensor& gate_up, const at::Tensor& activat
   const c10::cuda::CUDAGuard guard(gate_up.device());
   const auto stream = c10::cuda::getCurrentCUDAStream();
   const int64_t rows = activation.size(0), width = activation.size(1);
-  with_deposit_type(gate_up.scalar_type(), [&](auto type) {
+  with_float_type(gate_up.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const auto* from = gate_up.const_data_ptr<T>();
     auto* to = activation.mutable_data_ptr<T>();
@@ -147,7 +147,7 @@ void swiglu_backward_on_cuda(
   const c10::cuda::CUDAGuard guard(gate_up.device());
   const auto stream = c10::cuda::getCurrentCUDAStream();
   const int64_t rows = d_activation.size(0), width = d_activation.size(1);
-  with_deposit_type(gate_up.scalar_type(), [&](auto type) {
+  with_float_type(gate_up.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const auto* gradient = d_activation.const_data_ptr<T>();
     const auto* from = gate_up.const_data_ptr<T>();

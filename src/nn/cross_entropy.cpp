@@ -11,8 +11,8 @@
 
 #include <algorithm>
 
+#include "kernels/cast_copy.h"
 #include "kernels/cross_entropy.h"
-#include "kernels/deposit.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {
@@ -154,7 +154,7 @@ at::Tensor linear_cross_entropy(
       "[nn] linear_cross_entropy of ", x.sizes(), " with a weight of ", weight.sizes(),
       " and targets of ", targets.sizes(), ": they are [T, D], [V, D] and [T]");
   TORCH_CHECK_VALUE(
-      can_deposit(x.scalar_type()) && targets.scalar_type() == at::kLong,
+      is_float16_or_wider(x.scalar_type()) && targets.scalar_type() == at::kLong,
       "[nn] linear_cross_entropy of ", x.scalar_type(), " with targets of ", targets.scalar_type(),
       ": use floating point of 16 bits or more, and int64");
   TORCH_CHECK_VALUE(

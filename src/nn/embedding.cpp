@@ -6,7 +6,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "kernels/embedding.h"
 #include "nn/weight_gradient.h"
 
@@ -48,7 +48,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& tokens) {
   TORCH_CHECK_VALUE(
-      weight.dim() == 2 && weight.size(1) > 0 && can_deposit(weight.scalar_type()) &&
+      weight.dim() == 2 && weight.size(1) > 0 && is_float16_or_wider(weight.scalar_type()) &&
           tokens.scalar_type() == at::kLong,
       "[nn] embedding of ", tokens.scalar_type(), " tokens with a weight of ", weight.sizes(), " ",
       weight.scalar_type(), ": use int64, and [V, D] in floating point of 16 bits or more");

@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "kernels/swiglu.h"
 #include "nn/weight_gradient.h"
 
@@ -24,7 +24,7 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
       const at::Tensor& given,
       const at::Tensor& gate_up_weight,
       const at::Tensor& down_weight,
-      bool redo_gate_up) {
+      bool recompute_gate_up) {
     const auto dtype = product_dtype(given);
     const auto x_TD = given.to(dtype).reshape({-1, given.size(-1)});
     const auto gate_up_TF = at::mm(x_TD, gate_up_weight.to(dtype).t());  // [T, 2F]
@@ -32,7 +32,7 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
     swiglu_forward(gate_up_TF, activation_TF);
     context->set_materialize_grads(false);
     context->save_for_backward(
-        {x_TD, gate_up_weight, down_weight, redo_gate_up ? at::Tensor() : gate_up_TF});
+        {x_TD, gate_up_weight, down_weight, recompute_gate_up ? at::Tensor() : gate_up_TF});
     context->saved_data["shape"] = given.sizes().vec();
     auto sizes = given.sizes().vec();
     sizes.back() = down_weight.size(0);
@@ -49,12 +49,12 @@ struct FeedForwardFunction : torch::autograd::Function<FeedForwardFunction> {
     const auto dtype = x_TD.scalar_type();
     const auto gradient_TD = gradients[0].reshape({-1, gradients[0].size(-1)});
     const auto narrow_gate_up = gate_up_weight.to(dtype);
-    const bool redone = !saved[3].defined();
-    const auto gate_up_TF = redone ? at::mm(x_TD, narrow_gate_up.t()) : saved[3];
+    const bool recomputed = !saved[3].defined();
+    const auto gate_up_TF = recomputed ? at::mm(x_TD, narrow_gate_up.t()) : saved[3];
     // The activation takes the place of its own gradient; gate and up take that of gate_up where it
     // is not the graph's.
     const auto place_TF = at::mm(gradient_TD, down_weight.to(dtype));
-    const auto d_gate_up_TF = redone ? gate_up_TF : at::empty_like(gate_up_TF);
+    const auto d_gate_up_TF = recomputed ? gate_up_TF : at::empty_like(gate_up_TF);
     swiglu_backward(place_TF, gate_up_TF, d_gate_up_TF, place_TF);
     variable_list result(4);
     if (context->needs_input_grad(2)) {
@@ -77,7 +77,7 @@ at::Tensor feed_forward(
     const at::Tensor& x,
     const at::Tensor& gate_up_weight,
     const at::Tensor& down_weight,
-    bool redo_gate_up) {
+    bool recompute_gate_up) {
   TORCH_CHECK_VALUE(
       x.dim() >= 1 && gate_up_weight.dim() == 2 && down_weight.dim() == 2 &&
           gate_up_weight.size(1) == x.size(-1) &&
@@ -86,9 +86,9 @@ at::Tensor feed_forward(
       "[nn] feed_forward of ", x.sizes(), " with weights of ", gate_up_weight.sizes(), " and ",
       down_weight.sizes(), ": they are [.., D], [2F, D] and [D, F]");
   TORCH_CHECK_VALUE(
-      can_deposit(x.scalar_type()), "[nn] feed_forward of ", x.scalar_type(),
+      is_float16_or_wider(x.scalar_type()), "[nn] feed_forward of ", x.scalar_type(),
       ": use floating point of 16 bits or more");
-  return FeedForwardFunction::apply(x, gate_up_weight, down_weight, redo_gate_up);
+  return FeedForwardFunction::apply(x, gate_up_weight, down_weight, recompute_gate_up);
 }
 
 }  // namespace sherd

@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "kernels/swiglu.h"
 #include "nn/normed_rows.h"
 #include "nn/rows.h"
@@ -89,7 +89,7 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
     context->set_materialize_grads(false);
     context->save_for_backward(
         {rows.sum, norm_weight, gate_up_weight, down_weight,
-         options.redo_gate_up ? at::Tensor() : gate_up_TF});
+         options.recompute_gate_up ? at::Tensor() : gate_up_TF});
     context->saved_data["overwrites"] = options.overwrites;
     context->saved_data["epsilon"] = epsilon;
     context->saved_data["residual"] = residual.has_value();
@@ -110,16 +110,16 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
     const auto gradient_TD = rows_of(gradients[1]);
     const auto dtype = gradient_TD.scalar_type();
     const auto narrow_gate_up = gate_up_weight.to(dtype);
-    const bool redone = !saved[4].defined();
+    const bool recomputed = !saved[4].defined();
     const auto again = [&] {
       return norm_rows(saved[0], {}, saved[1], context->saved_data["epsilon"].toDouble());
     };
     NormedRows rows;
-    if (redone) rows = again();
+    if (recomputed) rows = again();
     const auto gate_up_TF =
-        redone ? at::mm(rows_of(rows.y.to(dtype)), narrow_gate_up.t()) : saved[4];
+        recomputed ? at::mm(rows_of(rows.y.to(dtype)), narrow_gate_up.t()) : saved[4];
     variable_list result(7);
-    const bool in_place = redone || context->saved_data["overwrites"].toBool();
+    const bool in_place = recomputed || context->saved_data["overwrites"].toBool();
     const auto d_gate_up_TF = in_place ? gate_up_TF : at::empty_like(gate_up_TF);
     {
       // The activation takes the place of its own gradient.
@@ -129,7 +129,7 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
         result[3] = weight_gradient(down_weight, gradient_TD, place_TF);
       }
     }
-    if (!redone) rows = again();
+    if (!recomputed) rows = again();
     if (context->needs_input_grad(2)) {
       result[2] = weight_gradient(gate_up_weight, d_gate_up_TF, rows_of(rows.y.to(dtype)));
     }
@@ -150,7 +150,7 @@ std::pair<at::Tensor, std::optional<at::Tensor>> same_dtype(
     const NormOptions& norm) {
   TORCH_CHECK_VALUE(
       x.dim() >= 1 && norm.weight.dim() == 1 && norm.weight.numel() > 0 &&
-          x.size(-1) == norm.weight.numel() && can_deposit(x.scalar_type()),
+          x.size(-1) == norm.weight.numel() && is_float16_or_wider(x.scalar_type()),
       "[nn] ", operation, " of ", x.sizes(), " ", x.scalar_type(), " with a norm of ",
       norm.weight.sizes(),
       ": the norm has one element for each of the last dim, in floating point of 16 bits or more");

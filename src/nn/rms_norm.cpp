@@ -8,7 +8,7 @@
 
 #include <optional>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "kernels/rms_norm.h"
 #include "nn/weight_gradient.h"
 
@@ -77,7 +77,7 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
       "[nn] rms_norm of ", x.sizes(), " with a weight of ", weight.sizes(),
       ": the weight has one element for each of the last dim");
   TORCH_CHECK_VALUE(
-      can_deposit(x.scalar_type()), "[nn] rms_norm of ", x.scalar_type(),
+      is_float16_or_wider(x.scalar_type()), "[nn] rms_norm of ", x.scalar_type(),
       ": use floating point of 16 bits or more");
 }
 

@@ -7,7 +7,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "kernels/rope.h"
 #include "nn/weight_gradient.h"
 
@@ -122,7 +122,8 @@ void check(const at::Tensor& packed, const Rope& rope) {
   const int64_t width = (rope.heads + 2 * rope.kv_heads) * 2 * rope.cosine.size(1);
   TORCH_CHECK_VALUE(
       packed.dim() == 3 && packed.size(2) == width && packed.size(1) <= rope.cosine.size(0) &&
-          (packed.stride(2) == 1 || packed.numel() == 0) && can_deposit(packed.scalar_type()),
+          (packed.stride(2) == 1 || packed.numel() == 0) &&
+          is_float16_or_wider(packed.scalar_type()),
       "[nn] rope of ", packed.sizes(), " ", packed.scalar_type(), " with ", rope.heads, " + 2 · ",
       rope.kv_heads, " heads and tables of ", rope.cosine.sizes(),
       ": packed is [B, S, (heads + 2 · kv_heads) · head_dim] with a dense last dim, S at most the "

@@ -6,7 +6,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "kernels/swiglu.h"
 #include "nn/rows.h"
 #include "nn/weight_gradient.h"
@@ -44,7 +44,7 @@ struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
 at::Tensor swiglu(const at::Tensor& gate_up) {
   TORCH_CHECK_VALUE(
       gate_up.dim() >= 1 && gate_up.size(-1) > 0 && gate_up.size(-1) % 2 == 0 &&
-          can_deposit(gate_up.scalar_type()),
+          is_float16_or_wider(gate_up.scalar_type()),
       "[nn] swiglu of ", gate_up.sizes(), " ", gate_up.scalar_type(),
       ": the last dim is gate and up, of one width, in floating point of 16 bits or more");
   return SwigluFunction::apply(gate_up);

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "device/profile_range.h"
@@ -30,6 +31,21 @@ AdamWSettings settings_of(const std::string& name, const AdamWOptions& options) 
     settings.weight_decay = rule.weight_decay.value_or(settings.weight_decay);
   }
   return settings;
+}
+
+/// Throws if a rule matches no parameter, frozen ones included: most often a typo.
+void check_rules_match(const AdamWOptions& options, const ShardedModel& model) {
+  std::vector<std::string> names;
+  for (const auto& shard : model.shards()) names.push_back(shard.name);
+  for (const auto& rule : options.rules) {
+    const bool matched = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return matches_glob(rule.match, name);
+    });
+    TORCH_CHECK_VALUE(
+        matched, "[optim] AdamW: the rule '", rule.match, "' matches no parameter of '",
+        model.name(), "', whose parameters are ", some_names(names),
+        ": correct the pattern or remove the rule. Patterns match full names");
+  }
 }
 
 void check(const char* key, double value, bool allowed, const char* range) {
@@ -222,6 +238,7 @@ AdamW::AdamW(ModuleRef model, const AdamWOptions& options) : state_(std::make_un
   check(options);
   const OutsideInference normal;
   const ShardedModel sharded(*model, "AdamW");
+  check_rules_match(options, sharded);
   state_->runtime = sharded.weak();
   state_->options = options;
   state_->range_name = "update " + sharded.name();

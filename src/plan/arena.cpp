@@ -42,12 +42,12 @@ void check(bool condition, const Args&... args) {
 
 struct Problem {
   std::vector<int64_t> bytes;     // by buffer, as the following
-  std::vector<int64_t> kept;      // offset; kNone: free
+  std::vector<int64_t> pinned;    // offset; kNone: free
   std::vector<Buffers> rivals;    // those needed at the same time
   std::vector<int64_t> duration;  // instructions of all its lifetimes
   Buffers buffers;                // that need a place, as they first appear
   int64_t bound = 0;
-  int64_t floor = 0;  // the bound, or more if the kept offsets need it
+  int64_t floor = 0;  // the bound, or more if the pinned offsets need it
 };
 
 /// Finds the buffers, their rivals and the bound: the most is live where some lifetime begins.
@@ -93,11 +93,11 @@ class Packing {
  public:
   explicit Packing(const Problem& problem)
       : problem_(&problem), offsets_(problem.bytes.size(), kNone) {
-    for (const int32_t buffer : problem.buffers) offsets_[at(buffer)] = problem.kept[at(buffer)];
+    for (const int32_t buffer : problem.buffers) offsets_[at(buffer)] = problem.pinned[at(buffer)];
   }
 
   const std::vector<int64_t>& offsets() const { return offsets_; }
-  const Buffers& order() const { return order_; }  // without those that are kept
+  const Buffers& order() const { return order_; }  // without those that are pinned
   bool has(int32_t buffer) const { return offsets_[at(buffer)] != kNone; }
   int64_t top(int32_t buffer) const { return offsets_[at(buffer)] + problem_->bytes[at(buffer)]; }
 
@@ -229,7 +229,7 @@ class Search {
     Buffers order = now_.order();
     const Index from = std::find(order.begin(), order.end(), moved) - order.begin();
     const Index to = std::find(order.begin(), order.end(), rival) - order.begin();
-    if (std::max(from, to) == std::ssize(order)) return;  // a kept one has no turn
+    if (std::max(from, to) == std::ssize(order)) return;  // a pinned one has no turn
     order.erase(order.begin() + from);
     order.insert(order.begin() + to, moved);
     place(order, std::min(from, to));
@@ -269,7 +269,7 @@ class Search {
 /// first.
 std::vector<Buffers> plausible_orders(const Problem& problem) {
   Buffers free = problem.buffers;
-  std::erase_if(free, [&](int32_t buffer) { return problem.kept[at(buffer)] != kNone; });
+  std::erase_if(free, [&](int32_t buffer) { return problem.pinned[at(buffer)] != kNone; });
   std::vector<int64_t> around = problem.bytes;
   std::vector<int64_t> area = problem.bytes;
   for (const int32_t buffer : free) {
@@ -306,21 +306,21 @@ Packing pack(const Problem& problem) {
   return search.best();
 }
 
-/// Raises the floor to what the kept offsets need.
-void check_kept(Problem& problem) {
+/// Raises the floor to what the pinned offsets need.
+void check_pinned(Problem& problem) {
   for (const int32_t buffer : problem.buffers) {
-    const int64_t begin = problem.kept[at(buffer)];
+    const int64_t begin = problem.pinned[at(buffer)];
     if (begin == kNone) continue;
     const int64_t end = begin + problem.bytes[at(buffer)];
     problem.floor = std::max(problem.floor, end);
     for (const int32_t rival : problem.rivals[at(buffer)]) {
-      const int64_t other = problem.kept[at(rival)];
+      const int64_t other = problem.pinned[at(rival)];
       if (other == kNone) continue;
       if (end <= other || other + problem.bytes[at(rival)] <= begin) continue;
-      throw KeptConflict(
+      throw PinnedConflict(
           text(
               "[plan.arena] buffers ", buffer, " and ", rival,
-              " are needed at the same time, but their kept offsets ", begin, " and ", other,
+              " are needed at the same time, but their pinned offsets ", begin, " and ", other,
               " let them share bytes"),
           buffer, rival);
     }
@@ -332,18 +332,18 @@ void check_kept(Problem& problem) {
 ArenaPlan plan_arena(
     const std::vector<int64_t>& bytes,
     const std::vector<Lifetime>& lifetimes,
-    const std::vector<int64_t>& kept) {
+    const std::vector<int64_t>& pinned) {
   const size_t count = bytes.size();
   Problem problem{
       .bytes = bytes,
-      .kept = kept.empty() ? std::vector<int64_t>(count, kNone) : kept,
+      .pinned = pinned.empty() ? std::vector<int64_t>(count, kNone) : pinned,
       .rivals = std::vector<Buffers>(count),
       .duration = std::vector<int64_t>(count),
       .buffers = {}};
-  check(problem.kept.size() == count, kept.size(), " kept offsets for ", count, " buffers");
+  check(problem.pinned.size() == count, pinned.size(), " pinned offsets for ", count, " buffers");
   for (size_t i = 0; i < count; ++i) {
     check(bytes[i] >= 0, "buffer ", i, " has ", bytes[i], " bytes");
-    check(problem.kept[i] >= kNone, "buffer ", i, " has the kept offset ", problem.kept[i]);
+    check(problem.pinned[i] >= kNone, "buffer ", i, " has the pinned offset ", problem.pinned[i]);
   }
   for (const auto& [buffer, section, begin, end] : lifetimes) {
     check(buffer >= 0 && at(buffer) < count, "a lifetime of buffer ", buffer, " of ", count);
@@ -351,7 +351,7 @@ ArenaPlan plan_arena(
   }
   sweep(lifetimes, problem);
   problem.floor = problem.bound;
-  check_kept(problem);
+  check_pinned(problem);
   const Packing packing = pack(problem);
   return {packing.offsets(), packing.height(), problem.bound};
 }

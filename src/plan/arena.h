@@ -19,12 +19,12 @@ struct Lifetime {
 struct ArenaPlan {
   std::vector<int64_t> offsets;  ///< by buffer; kNone for one without a lifetime or without bytes
   int64_t bytes = 0;             ///< of the arena
-  int64_t bound = 0;  ///< most bytes live at any instant of any section: nobody can do with less
+  int64_t bound = 0;  ///< most bytes live at any instant of any section: no plan takes less
 };
 
-/// Two kept offsets that can't both be.
-struct KeptConflict : std::invalid_argument {
-  KeptConflict(const std::string& words, int32_t a, int32_t b)
+/// Two pinned offsets that can't both be.
+struct PinnedConflict : std::invalid_argument {
+  PinnedConflict(const std::string& words, int32_t a, int32_t b)
       : std::invalid_argument(words), one(a), other(b) {}
   int32_t one;
   int32_t other;
@@ -34,12 +34,12 @@ struct KeptConflict : std::invalid_argument {
 /// share a byte. The fewest bytes possible for up to eight buffers, few for more (a note in
 /// arena.cpp). A pure function of its arguments: all ranks compute it and agree.
 ///
-/// `kept` are offsets that buffers already have (kNone: free to choose); empty: none. Throws
-/// a KeptConflict with both buffers' numbers if two kept ones whose lifetimes overlap share
-/// a byte. A buffer without a lifetime keeps nothing.
+/// `pinned` are offsets that buffers already have (kNone: free to choose); empty: none. Throws
+/// a PinnedConflict with both buffers' numbers if two pinned ones whose lifetimes overlap share
+/// a byte. A buffer without a lifetime pins nothing.
 ArenaPlan plan_arena(
     const std::vector<int64_t>& bytes,
     const std::vector<Lifetime>& lifetimes,
-    const std::vector<int64_t>& kept = {});
+    const std::vector<int64_t>& pinned = {});
 
 }  // namespace sherd

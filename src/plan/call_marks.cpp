@@ -120,16 +120,16 @@ std::pair<CallOrder, std::vector<int32_t>> without_skipped(
   }
   CallOrder result;
   std::vector<int32_t> new_positions;
-  std::vector<bool> kept;  // of the calls that are open
+  std::vector<bool> stays;  // of the calls that are open
   int32_t next = 0;
   for (const auto& event : order) {
     if (event.enter) {
       const bool made = marks.is_made(new_positions.size());
-      kept.push_back(made || !called[static_cast<size_t>(event.unit)]);
-      new_positions.push_back(kept.back() ? next++ : kNone);
+      stays.push_back(made || !called[static_cast<size_t>(event.unit)]);
+      new_positions.push_back(stays.back() ? next++ : kNone);
     }
-    if (kept.back()) result.push_back(event);
-    if (!event.enter) kept.pop_back();
+    if (stays.back()) result.push_back(event);
+    if (!event.enter) stays.pop_back();
   }
   return {number_recomputes(std::move(result)), std::move(new_positions)};
 }

@@ -42,7 +42,7 @@ CallTracker::Entered CallTracker::enter(int32_t unit, int64_t recompute) {
     if (copies) frame.position_to_copy = entered.position;
     ++cursor_;
   } else {
-    deviate();
+    start_recording_order();
     entered.position = entered_++;
   }
   if (deviated_) observed_.push_back({unit, true});
@@ -99,10 +99,10 @@ CallTracker::Range CallTracker::skip_rest() {
 }
 
 void CallTracker::note_other_order() {
-  deviate();
+  start_recording_order();
 }
 
-void CallTracker::deviate() {
+void CallTracker::start_recording_order() {
   if (deviated_) return;
   deviated_ = true;
   observed_.assign(order_->begin(), order_->begin() + static_cast<std::ptrdiff_t>(cursor_));
@@ -110,8 +110,8 @@ void CallTracker::deviate() {
 }
 
 /// Notes the recompute around a call for which the program expects the given one. Returns whether
-/// the call's parameters must be kept for it: the program gathers them together with those of other
-/// calls only where it expects the recompute.
+/// the call's parameters must be copied for it: the program gathers them together with those of
+/// other calls only where it expects the recompute.
 bool CallTracker::notice_recompute(int64_t recompute, int32_t expected) {
   if (recompute == 0) return false;
   const auto seen = std::find_if(recomputes_.begin(), recomputes_.end(), [&](const auto& one) {
@@ -123,7 +123,7 @@ bool CallTracker::notice_recompute(int64_t recompute, int32_t expected) {
     return copies;
   }
   // It began where another one was expected: all ranks must find a new order together.
-  if (!seen->copies && seen->expected != expected && known_) deviate();
+  if (!seen->copies && seen->expected != expected && known_) start_recording_order();
   return seen->copies;
 }
 

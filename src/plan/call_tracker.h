@@ -32,7 +32,7 @@ class CallTracker {
     Range skipped{};
     std::optional<size_t> boundary{};  ///< of the call, after the skipped ones; none: unforeseen
     int32_t position = kNone;          ///< of the call in the observed order
-    /// Call whose parameters were kept for a recompute and need not be.
+    /// Call whose parameters were copied for a recompute and need not be.
     int32_t needless_copy = kNone;
   };
   /// A unit is called, under the recompute of this number (0: none).
@@ -42,7 +42,7 @@ class CallTracker {
     bool was_last = false;  ///< false: another unit was entered last, and nothing has changed
     Range skipped{};
     std::optional<size_t> boundary{};
-    /// Call whose parameters must be kept: its recompute was not foreseen, so no gather comes
+    /// Call whose parameters must be copied: its recompute was not foreseen, so no gather comes
     /// before it.
     int32_t position_to_copy = kNone;
   };
@@ -59,7 +59,7 @@ class CallTracker {
   /// The order that was observed, recomputes aside.
   const CallOrder& observed() const { return deviated_ ? observed_ : *order_; }
   const std::vector<MadeCall>& made() const { return made_; }
-  /// A recompute was not foreseen, and parameters were kept for it.
+  /// A recompute was not foreseen, and parameters were copied for it.
   bool has_copies() const;
   /// At the end of the pass: see Entered::needless_copy.
   int32_t needless_copy() const;
@@ -77,7 +77,7 @@ class CallTracker {
   };
   std::optional<size_t> find_ahead(int32_t unit) const;
   Range skip(size_t until);
-  void deviate();
+  void start_recording_order();
   bool notice_recompute(int64_t recompute, int32_t expected);
 
   const Section* section_ = nullptr;

@@ -27,7 +27,7 @@ class Follower {
   void follow(const Section& section) {
     const auto last = static_cast<int32_t>(section.instructions.size()) - 1;
     if (last < 0) return;
-    if (section.kind == Section::Kind::forward && section.kept) hold_what_is_kept();
+    if (section.kind == Section::Kind::forward && section.still_gathered) hold_what_is_gathered();
     for (int32_t i = 0; i <= last; ++i) {
       const auto& instruction = section.instructions[index(i)];
       if (instruction.unit == kNone) continue;
@@ -49,7 +49,7 @@ class Follower {
   }
 
   /// Gathered since an earlier forward, whether this one calls them or not.
-  void hold_what_is_kept() {
+  void hold_what_is_gathered() {
     for (const auto& visit : program_.order()) {
       if (program_.units()[index(visit.unit)].keep_gathered) gathered_[index(visit.unit)] = 0;
     }
@@ -63,7 +63,7 @@ class Follower {
         if (gathered == kNone) gathered = here;
         touched_[index(unit)] = true;
         break;
-      case Action::wait:  // kept since an earlier section
+      case Action::wait:  // gathered since an earlier section
         if (instruction.slot != kNone && gathered == kNone) {
           gathered = touched_[index(unit)] ? here : 0;
         }
@@ -104,12 +104,12 @@ class Follower {
 Needs needs_of(const std::vector<UnitSpec>& units) {
   Needs needs;
   for (const auto& unit : units) {
-    Place place;
+    SlotAssignment assignment;
     int64_t parameters = 0;
     int64_t gradients = 0;
     for (const auto& group : unit.groups) {
-      place.parameter_offsets.push_back(parameters);
-      place.gradient_offsets.push_back(gradients);
+      assignment.parameter_offsets.push_back(parameters);
+      assignment.gradient_offsets.push_back(gradients);
       if (gathers_inner(group)) parameters += aligned_slot(group.elements * group.bytes.model);
       if (!group.trainable) continue;
       if (gradient_sharded(group)) gradients += aligned_slot(group.elements * group.bytes.reduce);
@@ -123,7 +123,7 @@ Needs needs_of(const std::vector<UnitSpec>& units) {
         needs.stage_outer = std::max(needs.stage_outer, aligned_slot(part * group.bytes.reduce));
       }
     }
-    needs.places.push_back(std::move(place));
+    needs.assignments.push_back(std::move(assignment));
     needs.parameters.push_back(parameters);
     needs.gradients.push_back(gradients);
   }

@@ -12,7 +12,7 @@ namespace sherd {
 /// What units need room for: by unit the bytes of its full parameters and of its full gradients,
 /// and copies of main gradients in the reduce dtype.
 struct Needs {
-  std::vector<Place> places;  ///< where groups lie in their unit's buffers
+  std::vector<SlotAssignment> assignments;  ///< where groups lie in their unit's buffers
   std::vector<int64_t> parameters;
   std::vector<int64_t> gradients;
   int64_t stage_reduce = 0;

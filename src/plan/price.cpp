@@ -128,25 +128,25 @@ class Walk {
     if (instruction.signals != kNone) {
       signals_[index(instruction.signals)] = {span.end, instruction.unit};
     }
-    if (instruction.slot != kNone) hold(instruction, span);
+    if (instruction.slot != kNone) use_slot(instruction, span);
     timeline_.spans.push_back(span);
   }
 
   /// A slot has one owner at a time, also in the order of issue.
-  void hold(const Instruction& instruction, const Span& span) {
+  void use_slot(const Instruction& instruction, const Span& span) {
     auto& owner = owners_[index(instruction.slot)];
     const auto action = instruction.action;
     const bool opens = action == Action::open;
-    if (opens || owner == kNone || timeline_.held[index(owner)].unit != instruction.unit) {
+    if (opens || owner == kNone || timeline_.slot_spans[index(owner)].unit != instruction.unit) {
       const bool gradients = opens || action == Action::stage || action == Action::reduce ||
                              action == Action::accumulate;
-      owner = static_cast<int32_t>(timeline_.held.size());
+      owner = static_cast<int32_t>(timeline_.slot_spans.size());
       // While it waits to open, the slot is still another's.
       const double begin = opens ? span.end : span.begin;
-      timeline_.held.push_back({instruction.slot, instruction.unit, gradients, begin, begin});
+      timeline_.slot_spans.push_back({instruction.slot, instruction.unit, gradients, begin, begin});
     }
-    auto& held = timeline_.held[index(owner)];
-    held.end = std::max(held.end, span.end);
+    auto& use = timeline_.slot_spans[index(owner)];
+    use.end = std::max(use.end, span.end);
     if (action == Action::release) owner = kNone;
   }
 
@@ -211,7 +211,7 @@ class Walk {
   const Costs& costs_;
   std::array<double, kStreams> queues_{};  // when each is done with what it has
   std::vector<Signal> signals_;            // by event
-  std::vector<int32_t> owners_;            // by slot: who has it now, among the held
+  std::vector<int32_t> owners_;            // by slot: the span that is open
   Timeline timeline_;
 };
 

@@ -42,7 +42,7 @@ struct Span {
 };
 
 /// The time in which a unit uses a slot of the arena: from the first write to the last read.
-struct Held {
+struct SlotSpan {
   int32_t slot = kNone;
   int32_t unit = kNone;
   bool gradients = false;  ///< for gradients; otherwise for parameters
@@ -55,7 +55,7 @@ struct Timeline {
   double seconds = 0;                 ///< duration of the step
   std::vector<std::string> sections;  ///< names of the sections, in the order in which they run
   std::vector<Span> spans;            ///< all instructions; predictions are in order of issue
-  std::vector<Held> held;             ///< use of slots; predictions only
+  std::vector<SlotSpan> slot_spans;   ///< use of slots; predictions only
   /// By unit: seconds that computing waits for its collectives (exposed communication).
   std::vector<double> exposed;
   double compute = 0;  ///< seconds of computing

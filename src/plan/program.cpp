@@ -20,12 +20,12 @@ constexpr const char* kStageOuter = "stage.outer";
 
 size_t bits(const ForwardFlags& flags) {
   return static_cast<size_t>(flags.changed) | static_cast<size_t>(flags.train) << 1 |
-         static_cast<size_t>(flags.kept) << 2;
+         static_cast<size_t>(flags.still_gathered) << 2;
 }
 
 size_t bits(const BackwardFlags& flags) {
   return static_cast<size_t>(flags.first) | static_cast<size_t>(flags.last) << 1 |
-         static_cast<size_t>(flags.kept) << 2;
+         static_cast<size_t>(flags.still_gathered) << 2;
 }
 
 ForwardFlags forward_flags(size_t bits) {
@@ -55,8 +55,8 @@ std::vector<int64_t> offsets_in(const Program& program, const ArenaBuffers& buff
     offsets[static_cast<size_t>(buffer)] = program.slots()[static_cast<size_t>(slot)].offset;
   };
   for (int32_t unit = 0; unit < std::ssize(program.units()); ++unit) {
-    keep(buffers.parameters(unit), program.place(unit).parameters);
-    keep(buffers.gradients(unit), program.place(unit).gradients);
+    keep(buffers.parameters(unit), program.slots_of(unit).parameters);
+    keep(buffers.gradients(unit), program.slots_of(unit).gradients);
   }
   for (int32_t slot = 0; slot < std::ssize(program.slots()); ++slot) {
     const auto& name = program.slots()[static_cast<size_t>(slot)].name;
@@ -164,7 +164,7 @@ void Program::build_sections(const UnitTree& tree, const UnitTree& evaluation) {
     return SectionInput{
         units_,
         of,
-        places_,
+        assignments_,
         slots_,
         events,
         options_.prefetch_depth,
@@ -194,7 +194,7 @@ int32_t Program::slot_named(const char* name) const {
 /// A slot per range: units that have the same one take turns in it.
 void Program::take_slots(const Needs& needs, const std::vector<int64_t>& offsets) {
   const ArenaBuffers buffers(needs);
-  places_ = needs.places;
+  assignments_ = needs.assignments;
   slots_.clear();
   const auto take = [&](const char* kind, int32_t buffer) {
     const int64_t bytes = buffers.bytes()[static_cast<size_t>(buffer)];
@@ -212,10 +212,11 @@ void Program::take_slots(const Needs& needs, const std::vector<int64_t>& offsets
     return static_cast<int32_t>(slots_.size()) - 1;
   };
   for (int32_t unit = 0; unit < std::ssize(units_); ++unit) {
-    places_[static_cast<size_t>(unit)].parameters = take("parameters", buffers.parameters(unit));
+    assignments_[static_cast<size_t>(unit)].parameters =
+        take("parameters", buffers.parameters(unit));
   }
   for (int32_t unit = 0; unit < std::ssize(units_); ++unit) {
-    places_[static_cast<size_t>(unit)].gradients = take("gradients", buffers.gradients(unit));
+    assignments_[static_cast<size_t>(unit)].gradients = take("gradients", buffers.gradients(unit));
   }
   const auto stage = [&](const char* name, int32_t buffer) {
     const int64_t bytes = buffers.bytes()[static_cast<size_t>(buffer)];
@@ -249,7 +250,7 @@ Program Program::build(
   try {
     arena = more.before ? plan_arena(buffers.bytes(), lifetimes, offsets_in(*more.before, buffers))
                         : arena_of(buffers, lifetimes);
-  } catch (const KeptConflict& conflict) {
+  } catch (const PinnedConflict& conflict) {
     throw std::runtime_error(text(
         "[plan.arena] the addresses can't be kept: ", buffer_name(program.units_, conflict.one),
         " and ", buffer_name(program.units_, conflict.other),
@@ -294,7 +295,7 @@ std::vector<const Section*> Program::step() const {
     const bool first = pass == 0;
     // Units that stay gathered after a forward are released in its backward.
     all.push_back(&forward({.changed = first}));
-    all.push_back(&backward({.first = first, .last = pass + 1 == passes, .kept = true}));
+    all.push_back(&backward({.first = first, .last = pass + 1 == passes, .still_gathered = true}));
   }
   return all;
 }

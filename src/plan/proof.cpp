@@ -14,11 +14,11 @@ std::string Refusal::to_text() const {
 }
 
 std::vector<Sequence> typical_sequences(const Program& program) {
-  const auto forward = [&](bool changed, bool train, bool kept) {
-    return &program.forward({changed, train, kept});
+  const auto forward = [&](bool changed, bool train, bool still_gathered) {
+    return &program.forward({changed, train, still_gathered});
   };
-  const auto backward = [&](bool first, bool last, bool kept) {
-    return &program.backward({first, last, kept});
+  const auto backward = [&](bool first, bool last, bool still_gathered) {
+    return &program.backward({first, last, still_gathered});
   };
   const Section* update = &program.update();
   return {

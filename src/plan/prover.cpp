@@ -133,7 +133,7 @@ void Prover::gather(const Instruction& instruction) {
   auto& unit = state(instruction.unit);
   auto& group = unit.groups[index(instruction.group)];
   const auto& group_spec = spec(instruction.unit).groups[index(instruction.group)];
-  require_slot(instruction, program_.place(instruction.unit).parameters);
+  require_slot(instruction, program_.slots_of(instruction.unit).parameters);
   if (!unit.live) {
     slots_.own(instruction.slot, SlotOwner::parameters_of(instruction.unit));
     unit.live = true;
@@ -159,7 +159,7 @@ void Prover::gather(const Instruction& instruction) {
 void Prover::wait(const Instruction& instruction) {
   const auto& groups = spec(instruction.unit).groups;
   auto& unit = state(instruction.unit);
-  require_slot(instruction, program_.place(instruction.unit).parameters);
+  require_slot(instruction, program_.slots_of(instruction.unit).parameters);
   for (size_t group = 0; group < groups.size(); ++group) {
     if (!gathers_inner(groups[group])) {
       read_weight(instruction.unit, group);
@@ -185,7 +185,7 @@ void Prover::compute(const Instruction& instruction) {
       refuse("'", unit_spec.groups[group].name, "' is older than its main weight");
     }
   }
-  require_slot(instruction, program_.place(instruction.unit).parameters);
+  require_slot(instruction, program_.slots_of(instruction.unit).parameters);
   if (instruction.slot != kNone) {
     if (!slots_.owns(instruction.slot, SlotOwner::parameters_of(instruction.unit))) {
       refuse(
@@ -202,7 +202,7 @@ void Prover::compute(const Instruction& instruction) {
 void Prover::release(const Instruction& instruction) {
   auto& unit = state(instruction.unit);
   const auto& name = spec(instruction.unit).name;
-  require_slot(instruction, program_.place(instruction.unit).parameters);
+  require_slot(instruction, program_.slots_of(instruction.unit).parameters);
   if (!unit.live || !slots_.owns(instruction.slot, SlotOwner::parameters_of(instruction.unit))) {
     refuse("releases '", name, "', which does not hold its slot");
   }

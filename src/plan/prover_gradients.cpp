@@ -20,14 +20,14 @@ void Prover::write_gradients(int32_t number) {
       if (!gradient.pending) ++gradient.contributions;
     } else {
       if (!unit.opened) refuse("'", unit_spec.name, "' has no slot for its gradients");
-      slots_.write(program_.place(number).gradients);
+      slots_.write(program_.slots_of(number).gradients);
     }
     gradient.pending = true;
   }
 }
 
 void Prover::open(const Instruction& instruction) {
-  require_slot(instruction, program_.place(instruction.unit).gradients);
+  require_slot(instruction, program_.slots_of(instruction.unit).gradients);
   slots_.own(instruction.slot, SlotOwner::gradients_of(instruction.unit));
   slots_.write(instruction.slot);
   state(instruction.unit).opened = true;
@@ -91,7 +91,7 @@ void Prover::reduce_in_slot(const Instruction& instruction) {
   const auto& name = spec(instruction.unit).groups[index(instruction.group)].name;
   auto& gradient = state(instruction.unit).groups[index(instruction.group)].gradient;
   const bool inner = instruction.axis == AxisKind::inner;
-  require_slot(instruction, program_.place(instruction.unit).gradients);
+  require_slot(instruction, program_.slots_of(instruction.unit).gradients);
   if (!slots_.owns(instruction.slot, SlotOwner::gradients_of(instruction.unit)) ||
       !gradient.pending) {
     refuse("reduces '", name, "' before its gradients are there");
@@ -131,7 +131,7 @@ void Prover::accumulate(const Instruction& instruction) {
 void Prover::accumulate_slot(const Instruction& instruction) {
   const auto& group_spec = spec(instruction.unit).groups[index(instruction.group)];
   auto& gradient = state(instruction.unit).groups[index(instruction.group)].gradient;
-  require_slot(instruction, program_.place(instruction.unit).gradients);
+  require_slot(instruction, program_.slots_of(instruction.unit).gradients);
   if (!gradient.reduced || (gradient_sharded_outer(group_spec) && !gradient.sent)) {
     refuse("adds '", group_spec.name, "' to the main gradient before it is reduced");
   }
@@ -159,7 +159,7 @@ void Prover::close_slot(int32_t number) {
     const bool in_slot = group_spec.trainable && gradient_sharded(group_spec);
     if (in_slot && unit.groups[group].gradient.pending) return;
   }
-  slots_.disown(program_.place(number).gradients);
+  slots_.disown(program_.slots_of(number).gradients);
   unit.opened = false;
 }
 

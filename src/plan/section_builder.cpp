@@ -77,7 +77,7 @@ class Writer {
 
   void wait(int32_t unit) {
     Instruction made{.action = Action::wait, .stream = Stream::compute, .unit = unit};
-    made.slot = place(unit).parameters;
+    made.slot = slots_of(unit).parameters;
     // Whatever comes over the outer axis goes on over the inner one.
     const int32_t gathered = in_.events.gathered(unit);
     if (signalled(gathered)) made.waits.push_back(gathered);
@@ -86,14 +86,14 @@ class Writer {
 
   void compute(int32_t unit, bool signals) {
     Instruction made{.action = Action::compute, .stream = Stream::compute, .unit = unit};
-    made.slot = place(unit).parameters;
+    made.slot = slots_of(unit).parameters;
     section.instructions.push_back(std::move(made));
     if (signals) signal(in_.events.computed(unit));
   }
 
   void release(int32_t unit) {
     live_[index(unit)] = false;
-    const int32_t slot = place(unit).parameters;
+    const int32_t slot = slots_of(unit).parameters;
     if (slot == kNone) return;
     section.instructions.push_back(
         {.action = Action::release, .stream = Stream::compute, .unit = unit, .slot = slot});
@@ -101,7 +101,7 @@ class Writer {
   }
 
   void open(int32_t unit) {
-    const int32_t slot = place(unit).gradients;
+    const int32_t slot = slots_of(unit).gradients;
     if (slot == kNone) return;
     section.instructions.push_back(
         {.action = Action::open,
@@ -116,7 +116,7 @@ class Writer {
     each_group(unit, [&](const GroupSpec& group, int32_t number) {
       if (group.trainable) reduce_inner(group, unit, number, flags);
     });
-    const int32_t slot = place(unit).gradients;
+    const int32_t slot = slots_of(unit).gradients;
     if (section.instructions.size() == begin) return;
     section.instructions[begin].waits.push_back(in_.events.computed(unit));
     const int32_t joined = slot == kNone ? in_.events.settled(unit) : in_.events.reduced(slot);
@@ -158,7 +158,7 @@ class Writer {
  private:
   static size_t index(int32_t number) { return static_cast<size_t>(number); }
   int32_t size() const { return static_cast<int32_t>(section.instructions.size()); }
-  const Place& place(int32_t unit) const { return in_.places[index(unit)]; }
+  const SlotAssignment& slots_of(int32_t unit) const { return in_.assignments[index(unit)]; }
 
   template <class Visitor>
   void each_group(int32_t unit, Visitor visitor) {
@@ -203,7 +203,7 @@ class Writer {
       const GroupSpec& group, int32_t unit, int32_t number, Stream stream, bool takes_slot) {
     const bool outer = stream == Stream::outer;
     if (!(outer ? gathers_outer(group) : gathers_inner(group))) return false;
-    const int32_t slot = place(unit).parameters;
+    const int32_t slot = slots_of(unit).parameters;
     Instruction made{
         .action = Action::gather,
         .stream = stream,
@@ -224,7 +224,7 @@ class Writer {
     const bool sharded = gradient_sharded(group);
     if (!sharded && !flags.last) return;
     const bool staged = !sharded && !group.reduces_in_place;
-    const int32_t slot = sharded ? place(unit).gradients : staged ? in_.stage_reduce : kNone;
+    const int32_t slot = sharded ? slots_of(unit).gradients : staged ? in_.stage_reduce : kNone;
     Instruction made{.stream = Stream::reduce, .unit = unit, .group = number, .slot = slot};
     if (staged) add(made, Action::stage);
     made.axis = AxisKind::inner;
@@ -241,7 +241,7 @@ class Writer {
     const bool sharded = gradient_sharded_outer(group);
     if (!sharded && !flags.last) return;
     const bool staged = !sharded && !group.reduces_in_place;
-    const int32_t slot = sharded ? place(unit).gradients : staged ? in_.stage_outer : kNone;
+    const int32_t slot = sharded ? slots_of(unit).gradients : staged ? in_.stage_outer : kNone;
     Instruction made{.stream = Stream::outer, .unit = unit, .group = number, .slot = slot};
     if (staged) add(made, Action::stage, AxisKind::outer);
     made.axis = AxisKind::outer;
@@ -317,11 +317,11 @@ Section build_forward(const SectionInput& in, const ForwardFlags& flags) {
   Writer writer(in);
   writer.section.kind = Section::Kind::forward;
   writer.section.train = flags.train;
-  writer.section.kept = flags.kept;
+  writer.section.still_gathered = flags.still_gathered;
   writer.section.name = text(
       "forward", flag(flags.changed, "changed"), flags.train ? " train" : " evaluate",
-      flag(flags.kept, "kept"));
-  for (size_t unit = 0; flags.kept && unit < in.units.size(); ++unit) {
+      flag(flags.still_gathered, "gathered"));
+  for (size_t unit = 0; flags.still_gathered && unit < in.units.size(); ++unit) {
     writer.set_live(static_cast<int32_t>(unit), in.units[unit].keep_gathered);
   }
   const auto positions = positions_of(in.tree.forward());
@@ -341,7 +341,7 @@ Section build_forward(const SectionInput& in, const ForwardFlags& flags) {
       writer.wait(unit);
     } else {
       writer.compute(unit, false);
-      const bool keeps = spec.keep_gathered && (flags.train || flags.kept);
+      const bool keeps = spec.keep_gathered && (flags.train || flags.still_gathered);
       if (--depth == 0 && !keeps) writer.release(unit);
     }
     writer.end();
@@ -353,13 +353,14 @@ Section build_forward(const SectionInput& in, const ForwardFlags& flags) {
 Section build_backward(const SectionInput& in, const BackwardFlags& flags) {
   Writer writer(in);
   writer.section.kind = Section::Kind::backward;
-  writer.section.kept = flags.kept;
+  writer.section.still_gathered = flags.still_gathered;
   writer.section.name = text(
-      "backward", flag(flags.first, "first"), flag(flags.last, "last"), flag(flags.kept, "kept"));
+      "backward", flag(flags.first, "first"), flag(flags.last, "last"),
+      flag(flags.still_gathered, "gathered"));
   writer.section.entered.assign(in.tree.calls().size(), kNone);
   writer.section.recomputed.assign(in.tree.calls().size(), kNone);
   std::vector<int32_t> ahead(in.units.size(), 0);  // calls whose backward is still to come
-  for (size_t unit = 0; flags.kept && unit < in.units.size(); ++unit) {
+  for (size_t unit = 0; flags.still_gathered && unit < in.units.size(); ++unit) {
     writer.set_live(static_cast<int32_t>(unit), in.units[unit].keep_gathered);
   }
   for (const auto& call : in.tree.calls()) ++ahead[static_cast<size_t>(call.unit)];

@@ -51,7 +51,7 @@ class EventTable {
 struct SectionInput {
   const std::vector<UnitSpec>& units;
   const UnitTree& tree;
-  const std::vector<Place>& places;
+  const std::vector<SlotAssignment>& assignments;
   const std::vector<Slot>& slots;
   const EventTable& events;
   int64_t depth;

@@ -23,7 +23,7 @@ void SlotOwners::own(int32_t slot, const SlotOwner& owner) {
   const auto name = [&](const SlotOwner& one) { return program_.units()[index(one.unit)].name; };
   for (const int32_t other : overlapping_[index(slot)]) {
     const auto& holder = owners_[index(other)];
-    if (holder.kind == SlotOwner::Kind::nobody) continue;
+    if (holder.kind == SlotOwner::Kind::none) continue;
     refuse(
         "two live owners: '", name(owner), "' takes ", text_of(slot), " while '", name(holder),
         "' still holds ", text_of(other));

@@ -10,7 +10,7 @@ namespace sherd {
 
 /// What a slot is taken for: a unit's parameters, its gradients, or a copy of a group's.
 struct SlotOwner {
-  enum class Kind : uint8_t { nobody, parameters, gradients, stage };
+  enum class Kind : uint8_t { none, parameters, gradients, stage };
   Kind kind{};
   int32_t unit = kNone;
   int32_t group = kNone;  // of a copy
@@ -25,7 +25,7 @@ class SlotOwners {
  public:
   SlotOwners(const Program& program, HappensBefore& order);
 
-  /// Refuses if somebody else holds it.
+  /// Refuses if another owner has it.
   void own(int32_t slot, const SlotOwner& owner);
   void disown(int32_t slot) { owners_[index(slot)] = {}; }
   bool owns(int32_t slot, const SlotOwner& owner) const {

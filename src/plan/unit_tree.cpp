@@ -46,7 +46,7 @@ UnitTree::UnitTree(const CallOrder& order, int32_t units) : nests_(static_cast<s
 void UnitTree::add_backward(const std::vector<int32_t>& siblings) {
   size_t after = siblings.size();  // one past those still to do
   while (after > 0) {
-    // Neighbours of one recompute are redone together.
+    // Neighbours under one recompute are recomputed together.
     size_t begin = after - 1;
     const int32_t region = call(siblings[begin]).recompute;
     const int32_t parent = call(siblings[begin]).parent;

@@ -33,22 +33,22 @@ void after_forward(UnitCall& call, std::span<const at::Tensor> outputs) {
   if (!call.unit_) return;
   if (call.outside_) restore(*call.outside_);
   call.outside_.reset();
-  call.unit_->runtime->after_forward(call, outputs);
+  call.unit_->runtime()->after_forward(call, outputs);
 }
 
 void before_backward(const UnitCall& call) {
-  if (call.unit_) call.unit_->runtime->before_backward(call);
+  if (call.unit_) call.unit_->runtime()->before_backward(call);
 }
 
 void after_backward(const UnitCall& call) {
-  if (call.unit_) call.unit_->runtime->after_backward(call);
+  if (call.unit_) call.unit_->runtime()->after_backward(call);
 }
 
 void abandon(UnitCall& call) noexcept {
   if (call.outside_) restore(*call.outside_);
   call.outside_.reset();
   // Within a backward (a recompute), what failed is the backward: its end sees to it.
-  if (call.unit_ && !call.replayed_) call.unit_->runtime->abandon();
+  if (call.unit_ && !call.replayed_) call.unit_->runtime()->abandon();
 }
 
 }  // namespace sherd

@@ -24,7 +24,7 @@ std::vector<Finding> collect_findings(RuntimeParts& parts) {
   parts.program.streams().finish();
   auto& records = parts.agreement.records();
   records.check(/*block=*/true);
-  records.start({Agreement::Kind::report, parts.state.step(), 0, 0}, [] {
+  records.start(RankRecords::Record::of_report(parts.state.step()), [] {
     return "tells what it has found in its gradients";
   });
   records.check(/*block=*/true);

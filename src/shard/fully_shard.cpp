@@ -8,8 +8,8 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "shard/agreement.h"
 #include "shard/glob.h"
+#include "shard/rank_texts.h"
 #include "shard/registry.h"
 #include "shard/runtime/runtime.h"
 #include "shard/sharded_model.h"
@@ -71,8 +71,10 @@ class Claim {
     }
     return result;
   }
-  /// Those that match a pattern.
+  /// Those that match a pattern and are ignored from now on.
   const std::vector<std::pair<std::string, at::Tensor>>& ignored() const { return ignored_; }
+  /// The names of all that are ignored, also by units inside this module.
+  const std::vector<std::string>& left_alone() const { return left_alone_; }
 
  private:
   void walk(const torch::nn::Module& module, const std::string& prefix) {
@@ -91,7 +93,7 @@ class Claim {
 
   /// A parameter that is used outside the units inside this module.
   void see(UnshardedParameter candidate) {
-    if (is_ignored(candidate.parameter)) return;
+    if (is_ignored(candidate.parameter)) return left_alone_.push_back(candidate.name);
     for (const auto& pattern : patterns_) {
       if (matches_glob(pattern, candidate.name)) return ignore(candidate);
     }
@@ -115,12 +117,16 @@ class Claim {
         parameter.parameter.is_meta() ? "has no values, and Sherd would never give it any"
                                       : "a unit inside this module has it already");
     ignored_.emplace_back(parameter.name, parameter.parameter);
+    left_alone_.push_back(parameter.name);
   }
 
   /// Parameters of an inner unit's module that this unit does not own are shared with another one.
   void see_unit(const torch::nn::Module& unit_module, const std::string& prefix) {
     for (const auto& item : unit_module.named_parameters()) {
-      if (is_ignored(item.value())) continue;
+      if (is_ignored(item.value())) {
+        left_alone_.push_back(prefix + item.key());
+        continue;
+      }
       const auto owner = find_owner(item.value());
       const auto home = owner.unit ? module_of(*owner.unit) : nullptr;
       const bool at_home = home && (home.get() == &unit_module || contains(unit_module, *home));
@@ -130,7 +136,7 @@ class Claim {
 
   /// The dtype that the parameter was given with.
   static c10::ScalarType take_from(Unit& unit, const at::Tensor& parameter) {
-    if (unit.runtime) unit.runtime->check_resting("fully_shard");
+    if (unit.runtime()) unit.runtime()->check_resting("fully_shard");
     auto all = unit.give_back();
     const auto taken =
         std::find_if(all.begin(), all.end(), [&](const UnshardedParameter& candidate) {
@@ -139,13 +145,14 @@ class Claim {
     const auto dtype = taken->dtype;
     all.erase(taken);
     unit.take(all);
-    if (unit.groups().empty()) registry().keep(unit.shared_from_this(), true);
+    if (unit.groups().empty()) registry().keep_alive(unit.shared_from_this(), true);
     return dtype;
   }
 
   torch::nn::Module& module_;
   const std::vector<std::string>& patterns_;  // of parameters to ignore
   std::vector<std::pair<std::string, at::Tensor>> ignored_;
+  std::vector<std::string> left_alone_;
   std::vector<UnshardedParameter> own_;
   std::vector<UnshardedParameter> shared_;
 };
@@ -186,9 +193,15 @@ void check(const UnshardedParameter& candidate) {
       parameter.layout() == c10::kStrided, "[shard] parameter '", candidate.name, "' is ",
       parameter.layout(), ": only dense parameters can be sharded");
   TORCH_CHECK_VALUE(
-      !parameter.requires_grad() || can_deposit(parameter.scalar_type()), "[shard] parameter '",
-      candidate.name, "' is trainable and ", parameter.scalar_type(),
+      !parameter.requires_grad() || is_float16_or_wider(parameter.scalar_type()),
+      "[shard] parameter '", candidate.name, "' is trainable and ", parameter.scalar_type(),
       ": use floating point of 16 bits or more, or freeze it");
+}
+
+std::vector<std::string> names_of(const std::vector<UnshardedParameter>& candidates) {
+  std::vector<std::string> names;
+  for (const auto& candidate : candidates) names.push_back(candidate.name);
+  return names;
 }
 
 void shard(
@@ -205,7 +218,7 @@ void shard(
       root->prefetch_depth, "; it must be 0 or more");
   const auto shared = options.mesh ? std::make_shared<const Mesh>(*options.mesh) : default_mesh();
   const auto& mesh = *shared;
-  auto unit = std::make_shared<Unit>(name, options, root, shared);
+  auto unit = std::make_shared<Unit>(UnitSettings(name, options, root, shared));
   const auto axes = unit->axes();
   TORCH_CHECK_VALUE(
       mesh.has(axes.inner) && (axes.outer.empty() || mesh.has(axes.outer)), "[shard] '", name,
@@ -236,9 +249,10 @@ void shard(
     require_same(mesh.communicator(axis), mesh.world().device(), "shard", facts);
   }
   unit->take(candidates);
+  unit->set_unmatched(find_unmatched(options, names_of(candidates), claim.left_alone()));
   for (const auto& [key, buffer] : buffers) take_values_of_first_rank(buffer, mesh, axes);
   for (const auto& [key, parameter] : ignored) registry().ignore(parameter);
-  register_unit(module, unit);
+  registry().add(module, unit);
 }
 
 }  // namespace

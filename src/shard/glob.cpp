@@ -14,4 +14,15 @@ bool matches_glob(std::string_view pattern, std::string_view name) {
   return false;
 }
 
+std::string some_names(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 4;
+  if (names.empty()) return "none at all";
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < kMost; ++i) {
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  if (names.size() > kMost) text += " and " + std::to_string(names.size() - kMost) + " more";
+  return text;
+}
+
 }  // namespace sherd

@@ -111,7 +111,7 @@ class Birth {
     materialise();
   }
   ~Birth() {
-    for (const auto& place : unit_.parameters()) {
+    for (const auto& place : unit_.members().parameters()) {
       replace_data(place.parameter, unit_.groups()[place.group]->parameters().view(place.index));
     }
   }
@@ -144,7 +144,7 @@ class Birth {
 
   void draw_by_key() {
     if (!options_.values) return;
-    for (const auto& place : unit_.parameters()) {
+    for (const auto& place : unit_.members().parameters()) {
       auto& group = *unit_.groups()[place.group];
       if (!group.storage().is_uninitialised(place.index)) continue;
       const auto name = join(path_, group.name(place.index));
@@ -170,7 +170,7 @@ class Birth {
 
   void materialise() {
     const auto device = unit_.mesh().world().device();
-    const auto parameters = unit_.parameters();
+    const auto parameters = unit_.members().parameters();
     for (const auto& place : parameters) {
       const auto& group = *unit_.groups()[place.group];
       if (!group.storage().is_uninitialised(place.index)) continue;
@@ -221,10 +221,10 @@ class Birth {
         module.name(),
         " no reset_parameters that is known: write one and use SHERD_MODULE, call "
         "sherd::register_reset, or say with options.values what it gets");
-    std::vector<std::pair<at::Tensor, at::Tensor>> kept;
+    std::vector<std::pair<at::Tensor, at::Tensor>> earlier_values;
     for (const auto& tensor : own) {
       if (!done_.insert(tensor.unsafeGetTensorImpl()).second) {
-        kept.emplace_back(tensor, tensor.detach().clone());
+        earlier_values.emplace_back(tensor, tensor.detach().clone());
       }
     }
     const auto random = RandomState::now();
@@ -236,7 +236,7 @@ class Birth {
       throw;
     }
     random.restore();
-    for (const auto& [tensor, values] : kept) tensor.detach().copy_(values);
+    for (const auto& [tensor, values] : earlier_values) tensor.detach().copy_(values);
   }
 
   std::string name_of(const at::Tensor& tensor) const {
@@ -266,7 +266,7 @@ void initialise(ModuleRef model, const InitialiseOptions& options) {
   TORCH_CHECK_VALUE(
       root, "[shard] initialise is called with '", model->name(),
       "', which is not sharded: call sherd::fully_shard on the whole model first");
-  if (root->runtime) root->runtime->check_resting("initialise");
+  if (root->runtime()) root->runtime()->check_resting("initialise");
   const OutsideInference normal;
   std::set<const Unit*> seen;
   for (const auto& item : model->named_modules(/*name_prefix=*/"", /*include_self=*/true)) {
@@ -276,7 +276,7 @@ void initialise(ModuleRef model, const InitialiseOptions& options) {
     Birth(*unit, module, &module == model.get() ? "" : item.key(), options).run();
   }
   // The program may be there already: its gathers have to wait for what was written here.
-  if (root->runtime) root->runtime->note_edit();
+  if (root->runtime()) root->runtime()->note_edit();
 }
 
 }  // namespace sherd

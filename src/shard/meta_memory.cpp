@@ -13,7 +13,7 @@
 namespace sherd {
 namespace {
 
-/// What all tensors share that were made while somebody counted; some outlive him.
+/// The count that all tensors share that were made while one was under way; some outlive it.
 struct Count {
   std::mutex mutex;
   int64_t live = 0;

@@ -77,6 +77,17 @@ std::vector<ParameterShard> trainable_only(const std::vector<ParameterShard>& sh
   return result;
 }
 
+std::string names_of_frozen(
+    const std::vector<ParameterShard>& shards, const std::vector<bool>& frozen) {
+  std::string text;
+  size_t index = 0;
+  for (const auto& shard : shards) {
+    if (!shard.trainable || !frozen[index++]) continue;
+    text += (text.empty() ? "" : ", ") + shard.name;
+  }
+  return text.empty() ? "none" : text;
+}
+
 ShardBuffers allocate_like_main(const std::vector<ParameterShard>& shards, c10::ScalarType dtype) {
   const OutsideInference normal;
   ShardBuffers result;

@@ -45,6 +45,10 @@ struct ParameterShard {
 std::vector<ParameterShard> parameter_shards(const std::vector<Unit*>& units);
 /// Returns those that were trainable when they were sharded, in the same order.
 std::vector<ParameterShard> trainable_only(const std::vector<ParameterShard>& shards);
+/// Returns the names of those that are frozen, with commas, or "none". `frozen` has an entry for
+/// each that was trainable when it was sharded.
+std::string names_of_frozen(
+    const std::vector<ParameterShard>& shards, const std::vector<bool>& frozen);
 
 /// Zeros for each element of some shards.
 struct ShardBuffers {

@@ -18,7 +18,7 @@ struct ProgramStreams::Item {
   std::vector<std::shared_ptr<Item>> after;  // signalled the events it waits for
   Queue* queue = nullptr;
   Work work;
-  Instruction instruction;      // while somebody records
+  Instruction instruction;      // while a recorder is set
   std::optional<size_t> entry;  // of the recorder
   bool started = false;
   bool done = false;  // and all before it on its stream, which then has forgotten it

@@ -59,7 +59,7 @@ StepRecord Recorder::record(const Program& program) const {
   result.timeline.sections = sections_;
   const auto units = program.units().size();
   result.units.resize(units);
-  result.kept.assign(units, 0);
+  result.saved_activations.assign(units, 0);
   result.timeline.exposed.assign(units, 0);
   if (entries_.empty()) return result;
   const auto& start = entries_.front().begin;
@@ -124,8 +124,8 @@ void Recorder::add_computing(const Program&, StepRecord& result) const {
           inside.rbegin(), inside.rend(), [&](const Open& one) { return one.unit == entry.unit; });
       if (open != inside.rend()) {
         if (kind == Section::Kind::forward && live_) {
-          auto& kept = result.kept[static_cast<size_t>(entry.unit)];
-          kept = std::max(kept, entry.live - open->live);
+          auto& saved = result.saved_activations[static_cast<size_t>(entry.unit)];
+          saved = std::max(saved, entry.live - open->live);
         }
         inside.erase(std::next(open).base());
       }

@@ -17,13 +17,13 @@ class Runtime;
 
 /// The record of one or more steps.
 struct StepRecord {
-  /// Begin and end of every instruction, from the first one on; `held` is empty.
+  /// Begin and end of every instruction, from the first one on; `slot_spans` is empty.
   Timeline timeline;
   /// By unit: mean seconds of one call.
   std::vector<UnitTime> units;
   double update = 0;  ///< mean seconds from the end of the last backward to the new weights
   /// By unit: most bytes that one forward left allocated (activations); 0 if bytes are not counted.
-  std::vector<int64_t> kept;
+  std::vector<int64_t> saved_activations;
 };
 
 /// A recorder of a model's steps, from its construction to finish(). On CUDA times come from events
@@ -31,8 +31,8 @@ struct StepRecord {
 class SHERD_API Recording {
  public:
   /// Starts recording. `model` is a root and must outlive the recorder. `live`, if given, returns
-  /// the bytes that are allocated now, for StepRecord::kept. Call it between passes; blocks until
-  /// work that is under way is done.
+  /// the bytes that are allocated now, for StepRecord::saved_activations. Call it between passes;
+  /// blocks until work that is under way is done.
   explicit Recording(ModuleRef model, std::function<int64_t()> live = {});
   ~Recording();
   Recording(const Recording&) = delete;

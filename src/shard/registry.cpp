@@ -22,16 +22,16 @@ void Registry::add(
   std::vector<std::shared_ptr<Unit>> dead;  // destroyed after the lock is gone
   std::unique_lock lock(mutex_);
   for (auto& [address, entry] : modules_) {
-    if (entry.module.expired()) dead.push_back(std::move(entry.kept));
+    if (entry.module.expired()) dead.push_back(std::move(entry.kept_alive));
   }
   sweep();
   modules_[module.get()] = {module, unit, unit->groups().empty() ? unit : nullptr};
 }
 
-void Registry::keep(const std::shared_ptr<Unit>& unit, bool kept) {
+void Registry::keep_alive(const std::shared_ptr<Unit>& unit, bool alive) {
   std::unique_lock lock(mutex_);
   for (auto& [address, entry] : modules_) {
-    if (entry.unit.lock() == unit) entry.kept = kept ? unit : nullptr;
+    if (entry.unit.lock() == unit) entry.kept_alive = alive ? unit : nullptr;
   }
 }
 
@@ -83,10 +83,6 @@ std::shared_ptr<torch::nn::Module> Registry::module_of(const Unit& unit) {
 
 std::shared_ptr<Unit> find_unit(const torch::nn::Module* module) {
   return registry().find(module);
-}
-
-void register_unit(const std::shared_ptr<torch::nn::Module>& module, std::shared_ptr<Unit> unit) {
-  registry().add(module, unit);
 }
 
 std::shared_ptr<torch::nn::Module> module_of(const Unit& unit) {

@@ -9,10 +9,21 @@
 
 #include "shard/unit.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace sherd {
 
-/// Which modules are units, and who owns which parameter. Entries hold nothing alive; an address
-/// that was used before is told by its expired owner.
+/// The unit that owns a parameter, with its position there; null if none does.
+struct Owner {
+  std::shared_ptr<Unit> unit;
+  size_t group = 0;
+  size_t member = 0;
+};
+
+/// Knows which modules are units, and which unit owns which parameter. Entries keep nothing alive
+/// but units without parameters; an address that was used before is told by its expired owner.
 class Registry {
  public:
   void add(const std::shared_ptr<torch::nn::Module>& module, const std::shared_ptr<Unit>& unit);
@@ -22,8 +33,9 @@ class Registry {
   /// A parameter that belongs to no unit and is to stay so (UnitOptions::ignored).
   void ignore(const at::Tensor& parameter);
   bool is_ignored(const at::Tensor& parameter);
-  /// A unit without parameters has nobody to hold it: the registry does, until another unit can.
-  void keep(const std::shared_ptr<Unit>& unit, bool kept);
+  /// Keeps a unit alive, or stops doing so. A unit without parameters has no parameter that would:
+  /// the registry does, until another unit can (Unit::keep_alive).
+  void keep_alive(const std::shared_ptr<Unit>& unit, bool alive);
   std::shared_ptr<Unit> find(const torch::nn::Module* module);
   Owner find(const at::Tensor& parameter);
   std::shared_ptr<torch::nn::Module> module_of(const Unit& unit);
@@ -32,7 +44,7 @@ class Registry {
   struct ModuleEntry {
     std::weak_ptr<torch::nn::Module> module;
     std::weak_ptr<Unit> unit;
-    std::shared_ptr<Unit> kept;
+    std::shared_ptr<Unit> kept_alive;  // null: its parameters or another unit do that
   };
   struct ParameterEntry {
     std::weak_ptr<Unit> unit;
@@ -48,5 +60,11 @@ class Registry {
 };
 
 Registry& registry();
+
+/// Returns the unit of a module; null if it is none.
+std::shared_ptr<Unit> find_unit(const torch::nn::Module* module);
+std::shared_ptr<torch::nn::Module> module_of(const Unit& unit);
+/// Returns the owner of a parameter.
+Owner find_owner(const at::Tensor& parameter);
 
 }  // namespace sherd

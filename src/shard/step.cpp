@@ -183,13 +183,13 @@ auto unit_to_edit(const torch::nn::Module& module, const char* function) {
   const auto unit = find_unit(&module);
   TORCH_CHECK_VALUE(
       unit, "[shard] ", function, " is called with '", module.name(), "', which is no unit");
-  if (unit->runtime) {
-    unit->runtime->check_resting(function);
+  if (unit->runtime()) {
+    unit->runtime()->check_resting(function);
     TORCH_CHECK(
-        unit->runtime->state().backwards_done() == 0, "[shard] ", function, " of unit '",
+        unit->runtime()->state().backwards_done() == 0, "[shard] ", function, " of unit '",
         unit->name(),
         "' in the middle of a step: gradients of the old values are waiting for their update");
-    unit->runtime->finish();
+    unit->runtime()->finish();
   }
   for (const auto& group : unit->groups()) {
     const auto name = group->storage().first_uninitialised();
@@ -205,7 +205,7 @@ auto unit_to_edit(const torch::nn::Module& module, const char* function) {
 void edit_parameters(ModuleRef module, const std::function<void()>& edit) {
   const auto unit = unit_to_edit(*module, "edit_parameters");
   const c10::NoGradGuard no_grad;
-  const auto parameters = unit->parameters();
+  const auto parameters = unit->members().parameters();
   std::vector<at::Tensor> full;
   for (const auto& group : unit->groups()) full.push_back(group->storage().gather_main_weight());
   for (const auto& [parameter, group, index] : parameters) {
@@ -225,7 +225,7 @@ void edit_parameters(ModuleRef module, const std::function<void()>& edit) {
   }
   restore();
   for (size_t i = 0; i < full.size(); ++i) unit->groups()[i]->storage().set_main_weight(full[i]);
-  if (unit->runtime) unit->runtime->note_edit();
+  if (unit->runtime()) unit->runtime()->note_edit();
 }
 
 void gather(ModuleRef module) {
@@ -234,32 +234,33 @@ void gather(ModuleRef module) {
   const auto runtime = Runtime::of(*unit);
   runtime->wait_until_idle("gather");
   runtime->units().check_initialised();
-  if (unit->gathered_outside) return;
+  if (unit->activity().is_gathered_outside()) return;
   const OutsideInference normal;
   auto& parts = runtime->parts();
   // What the program keeps gathered is gathered anew in the next forward.
   for (auto* one : parts.units) {
-    if (one->gathered && !one->gathered_outside) one->hide();
+    const auto& activity = one->activity();
+    if (activity.is_gathered() && !activity.is_gathered_outside()) one->hide();
   }
-  parts.state.release_kept();
+  parts.state.note_released();
   auto buffers = parts.executor.gather_now(*unit, parts.state.forward_flags(true).changed);
   show_buffers(*unit, buffers);
-  unit->gathered_outside = std::move(buffers);
+  unit->activity().set_gathered_outside(std::move(buffers));
 }
 
 void release(ModuleRef module) {
   const auto unit = find_unit(module.get());
   TORCH_CHECK_VALUE(
       unit, "[shard] release is called with '", module->name(), "', which is no unit");
-  if (unit->gathered_outside) unit->hide();
+  if (unit->activity().is_gathered_outside()) unit->hide();
 }
 
 std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {
   const auto owner = find_owner(parameter);
   if (!owner.unit) return std::nullopt;
-  if (owner.unit->runtime) owner.unit->runtime->notice_failure();
-  if (!owner.unit->collecting || !parameter.requires_grad()) return std::nullopt;
-  if (owner.unit->runtime && !owner.unit->runtime->takes_all_gradients()) return std::nullopt;
+  if (owner.unit->runtime()) owner.unit->runtime()->notice_failure();
+  if (!owner.unit->activity().is_collecting() || !parameter.requires_grad()) return std::nullopt;
+  if (owner.unit->runtime() && !owner.unit->runtime()->takes_all_gradients()) return std::nullopt;
   // A hook on the parameter has to see its gradient.
   if (!torch::autograd::impl::hooks(parameter).empty()) return std::nullopt;
   const auto target = owner.unit->groups()[owner.group]->inbox().take_target(owner.member);

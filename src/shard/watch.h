@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "kernels/measure.h"
-#include "shard/agreement.h"
+#include "shard/rank_texts.h"
 #include "shard/unit.h"
 #include "sherd/shard/diagnostics.h"
 
 namespace sherd {
 
 /// Looks at the gradients of a model, on the device and on the stream where they are made. The host
-/// is told by a copy that nobody waits for.
+/// gets a copy of what is found, and never waits for it.
 class Watch {
  public:
   /// Prepares the looks of a step, for gradients that lie where the units have them now. What was
@@ -29,7 +29,8 @@ class Watch {
   void release() { entries_.clear(); }
   /// On the device.
   int64_t bytes() const;
-  /// Gradients that are not finite are no news: somebody scales the loss and sees to them.
+  /// Declares whether gradients that are not finite are expected: the optimizer scales the loss
+  /// and handles them.
   void expect_overflow(bool expected) { overflows_ = expected; }
   bool expects_overflow() const { return overflows_; }
 

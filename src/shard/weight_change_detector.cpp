@@ -11,7 +11,7 @@ namespace sherd {
 
 WeightChangeDetector::WeightChangeDetector(const std::vector<at::Tensor>& weights) {
   for (const auto& weight : weights) {
-    if (weight.numel() == 0 || !can_deposit(weight.scalar_type())) continue;
+    if (weight.numel() == 0 || !is_float16_or_wider(weight.scalar_type())) continue;
     device_ = weight.device();
     elements_[weight.scalar_type()].push_back(weight.const_data_ptr());
     ++count_;
@@ -22,9 +22,9 @@ WeightChangeDetector::WeightChangeDetector(const std::vector<at::Tensor>& weight
 void WeightChangeDetector::look(at::Tensor& buffer) const {
   auto* target = buffer.mutable_data_ptr<double>();
   for (const auto& [dtype, sources] : elements_) {
-    std::vector<CastCopy> deposits;
-    for (const auto* source : sources) deposits.push_back({target++, source, 1, false});
-    deposit(deposits, {at::kDouble, dtype, 1}, device_);
+    std::vector<CastCopy> copies;
+    for (const auto* source : sources) copies.push_back({target++, source, 1, false});
+    cast_copy(copies, {at::kDouble, dtype, 1}, device_);
   }
 }
 
@@ -39,7 +39,7 @@ bool WeightChangeDetector::changed() const {
       for (const auto* source : sources) {
         double now = 0;
         const CastCopy one{&now, source, 1, false};
-        deposit({&one, 1}, {at::kDouble, dtype, 1}, device_);
+        cast_copy({&one, 1}, {at::kDouble, dtype, 1}, device_);
         if (std::bit_cast<int64_t>(now) != std::bit_cast<int64_t>(*noted++)) return true;
       }
     }

@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 
 namespace sherd {
 

@@ -19,7 +19,7 @@ namespace sherd {
 /// The checkpoints of a run: `step-<number>` in its folder.
 class Checkpoints {
  public:
-  /// Says what happens to who runs it.
+  /// Reports progress to the user.
   using Say = std::function<void(const std::string&)>;
   /// `data`: on the first rank, a fingerprint of the training data, by which other data is known
   /// when the run is resumed.

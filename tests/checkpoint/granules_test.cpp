@@ -76,7 +76,7 @@ void expect_same(const Content& found, const Content& expected) {
 
 Subject make_subject(const ShardingCase& way, const GranuleCase& granules, uint64_t seed) {
   UnitOptions options{.mesh = mesh_for(way), .placement = way.placement};
-  add_granules(options, granules);
+  add_granules(options, granules, *SmallModel());
   return {test_world(), options, seed};
 }
 

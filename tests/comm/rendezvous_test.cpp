@@ -50,7 +50,7 @@ std::vector<std::string> meet_all(const std::vector<Rank>& ranks, milliseconds t
       launch.port = port;
       try {
         stores[i] = open_store(launch, timeout);
-        meet(*stores[i], launch, timeout);
+        await_all_ranks(*stores[i], launch, timeout);
       } catch (const c10::Error& error) {
         said[i] = error.what_without_backtrace();
       }

@@ -104,7 +104,7 @@ void step(
 }
 
 struct Activations {
-  std::vector<int64_t> kept;  ///< by unit: what its forward leaves for the backward
+  std::vector<int64_t> saved;  ///< by unit: what its forward leaves for the backward
   int64_t peak = 0;
 };
 
@@ -119,7 +119,7 @@ Activations activations_of(
   const auto tokens = at::zeros({configuration.data.batch, configuration.data.seq}, numbers);
   const Batch batch{tokens, tokens.clone()};
   optimizer.scale(call(model, batch) * 0.5).backward();
-  return {recording.finish().kept, cpu_memory().peak - before};
+  return {recording.finish().saved_activations, cpu_memory().peak - before};
 }
 
 /// Each recompute keeps the state of the CPU's random generator, on whatever device it runs.
@@ -137,14 +137,14 @@ TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
     const auto planned = dry_run(configuration, world.size(), world.device().type(), world.rank());
     const auto model = model_of(configuration, mesh_of(configuration.shard, world));
     AdamW optimizer(*model, optimizer_of(configuration, *model));
-    EXPECT_GT(planned.kept.back(), 0) << "of the root: of all units";
-    EXPECT_GE(planned.activations, planned.kept.back());
+    EXPECT_GT(planned.saved_activations.back(), 0) << "of the root: of all units";
+    EXPECT_GE(planned.activations, planned.saved_activations.back());
     const bool on_cpu = world.device().is_cpu();
     if (on_cpu) {
       const auto activations = activations_of(*model, optimizer, configuration);
-      auto kept = planned.kept;
-      if (one.recompute == "full") kept.back() += configuration.model.layers * generator_bytes();
-      EXPECT_EQ(activations.kept, kept);
+      auto saved = planned.saved_activations;
+      if (one.recompute == "full") saved.back() += configuration.model.layers * generator_bytes();
+      EXPECT_EQ(activations.saved, saved);
       // Operations of a CPU take memory of their own while they run, which no plan knows.
       EXPECT_GE(activations.peak, planned.activations);
     }

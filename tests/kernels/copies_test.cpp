@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "device_list.h"
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "kernels/repeat.h"
 
 namespace sherd {
@@ -17,7 +17,7 @@ at::Tensor values(int64_t count, int64_t offset, at::ScalarType dtype, c10::Devi
   return at::randn({offset + count}).to(dtype).to(device).narrow(0, offset, count);
 }
 
-/// What a deposit leaves in the target, computed on CPU in the dtype that the kernel promises.
+/// What a copy leaves in the target, computed on CPU in the dtype that the kernel promises.
 at::Tensor expected(const at::Tensor& target, const at::Tensor& source, bool add, double divisor) {
   const bool wide = target.scalar_type() == at::kDouble || source.scalar_type() == at::kDouble;
   const auto math = wide ? at::kDouble : at::kFloat;
@@ -32,23 +32,23 @@ class CopiesTest : public ::testing::TestWithParam<c10::DeviceType> {
   c10::Device device() const { return c10::Device(GetParam()); }
 };
 
-TEST_P(CopiesTest, ADepositHasTheBitsOfTheReferenceForEveryDtypeWayAndAlignment) {
+TEST_P(CopiesTest, ACastCopyHasTheBitsOfTheReferenceForEveryDtypeWayAndAlignment) {
   for (const auto target_dtype : kDtypes) {
     for (const auto source_dtype : kDtypes) {
       for (const double divisor : {1.0, 3.0}) {
         for (const bool add : {false, true}) {
           std::vector<at::Tensor> targets, sources, wanted;
-          std::vector<CastCopy> deposits;
+          std::vector<CastCopy> copies;
           for (const int64_t count : {0, 1, 3, 4, 5, 1025, 5000}) {
             for (const int64_t offset : {0, 1}) {
               targets.push_back(values(count, offset, target_dtype, device()));
               sources.push_back(values(count, 1 - offset, source_dtype, device()));
               wanted.push_back(expected(targets.back(), sources.back(), add, divisor));
-              deposits.push_back(
+              copies.push_back(
                   {targets.back().mutable_data_ptr(), sources.back().const_data_ptr(), count, add});
             }
           }
-          deposit(deposits, {target_dtype, source_dtype, divisor}, device());
+          cast_copy(copies, {target_dtype, source_dtype, divisor}, device());
           for (size_t i = 0; i < targets.size(); ++i) {
             EXPECT_TRUE(at::equal(targets[i].cpu(), wanted[i]))
                 << source_dtype << " to " << target_dtype << (add ? ", added" : "") << ", over "
@@ -60,25 +60,25 @@ TEST_P(CopiesTest, ADepositHasTheBitsOfTheReferenceForEveryDtypeWayAndAlignment)
   }
 }
 
-TEST_P(CopiesTest, MoreDepositsThanOneLaunchTakesAreAllMade) {
+TEST_P(CopiesTest, MoreCastCopiesThanOneLaunchTakesAreAllMade) {
   const auto source = values(200, 0, at::kFloat, device());
   auto target = at::zeros_like(source);
-  std::vector<CastCopy> deposits;
+  std::vector<CastCopy> copies;
   for (int64_t i = 0; i < 200; ++i) {
-    deposits.push_back(
+    copies.push_back(
         {target.narrow(0, i, 1).mutable_data_ptr(), source.narrow(0, 199 - i, 1).const_data_ptr(),
          1, false});
   }
-  deposit(deposits, {at::kFloat, at::kFloat, 1}, device());
+  cast_copy(copies, {at::kFloat, at::kFloat, 1}, device());
   EXPECT_TRUE(at::equal(target.cpu(), source.cpu().flip(0)));
 }
 
-TEST_P(CopiesTest, ADepositOntoItselfDividesInPlace) {
+TEST_P(CopiesTest, ACastCopyOntoItselfDividesInPlace) {
   auto target = values(1001, 0, at::kFloat, device());
   const auto wanted = expected(target, target, false, 7);
-  const std::vector<CastCopy> deposits{
+  const std::vector<CastCopy> copies{
       {target.mutable_data_ptr(), target.const_data_ptr(), target.numel(), false}};
-  deposit(deposits, {at::kFloat, at::kFloat, 7}, device());
+  cast_copy(copies, {at::kFloat, at::kFloat, 7}, device());
   EXPECT_TRUE(at::equal(target.cpu(), wanted));
 }
 

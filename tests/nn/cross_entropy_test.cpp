@@ -73,8 +73,8 @@ TEST_P(CrossEntropyTest, WithTheHeadInEitherWayAndAnyChunk) {
   for (const auto dtype : kDtypes) {
     for (const auto& one : kCrossEntropyCases) {
       for (const auto& how :
-           {HeadOptions{HeadLogits::keep}, HeadOptions{HeadLogits::redo, 1},
-            HeadOptions{HeadLogits::redo, 7}, HeadOptions{HeadLogits::redo, 4096}}) {
+           {HeadOptions{HeadLogits::keep}, HeadOptions{HeadLogits::recompute, 1},
+            HeadOptions{HeadLogits::recompute, 7}, HeadOptions{HeadLogits::recompute, 4096}}) {
         if (how.chunk_rows == 1 && one.rows > 10) continue;
         const auto x = leaf({one.rows, one.dim}, dtype), weight = leaf({one.vocab, one.dim}, dtype);
         const auto chosen = targets(one.rows, one.vocab);
@@ -100,7 +100,7 @@ TEST_P(CrossEntropyTest, OneOfTwoGradientsAndNone) {
   const auto x = leaf({9, 8}, at::kFloat), weight = leaf({40, 8}, at::kFloat);
   const auto chosen = targets(9, 40);
   linear_cross_entropy(x, weight, chosen).backward();
-  for (const auto how : {HeadLogits::keep, HeadLogits::redo}) {
+  for (const auto how : {HeadLogits::keep, HeadLogits::recompute}) {
     const auto alone = leaf({9, 8}, at::kFloat), other = leaf({40, 8}, at::kFloat);
     {
       const c10::NoGradGuard no_grad;
@@ -119,7 +119,7 @@ TEST_P(CrossEntropyTest, OneOfTwoGradientsAndNone) {
 TEST_P(CrossEntropyTest, TwoRunsHaveTheSameBits) {
   const auto x = leaf({300, 64}, at::kBFloat16), weight = leaf({2000, 64}, at::kBFloat16);
   const auto chosen = targets(300, 2000);
-  for (const auto how : {HeadLogits::keep, HeadLogits::redo}) {
+  for (const auto how : {HeadLogits::keep, HeadLogits::recompute}) {
     std::vector<at::Tensor> first;
     for (int run = 0; run < 2; ++run) {
       x.mutable_grad().reset();

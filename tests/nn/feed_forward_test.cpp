@@ -40,10 +40,10 @@ class FeedForwardTest : public OnDevice {
 TEST_P(FeedForwardTest, OutputAndGradientsAreThoseOfPlainOperations) {
   for (const auto dtype : kDtypes) {
     for (const auto& one : kFeedForwardCases) {
-      for (const bool redo : {false, true}) {
+      for (const bool recomputes : {false, true}) {
         const auto [x, gate_up, down] = weights(one, dtype);
         const auto x64 = twin(x), gate_up64 = twin(gate_up), down64 = twin(down);
-        const auto y = feed_forward(x, gate_up, down, redo);
+        const auto y = feed_forward(x, gate_up, down, recomputes);
         const auto y64 = plain_feed_forward(x64, gate_up64, down64, dtype);
         expect_close(y, y64, 2, "y");
         const auto seed = random(y.sizes(), dtype);
@@ -61,30 +61,30 @@ TEST_P(FeedForwardTest, ASecondBackwardAndARecomputeHaveTheSameBits) {
   const auto [x, gate_up, down] = weights({{70}, 64, 96}, at::kBFloat16);
   const auto seed = random({70, 64}, at::kBFloat16);
   std::vector<at::Tensor> first;
-  for (const bool redo : {false, true}) {
-    const auto y = feed_forward(x, gate_up, down, redo);
+  for (const bool recomputes : {false, true}) {
+    const auto y = feed_forward(x, gate_up, down, recomputes);
     for (const bool last : {false, true}) {
       for (const auto& one : {x, gate_up, down}) one.mutable_grad().reset();
       y.backward(seed, /*retain_graph=*/!last);
       if (first.empty()) first = {x.grad(), gate_up.grad(), down.grad()};
-      EXPECT_TRUE(at::equal(x.grad(), first[0])) << redo << last;
-      EXPECT_TRUE(at::equal(gate_up.grad(), first[1])) << redo << last;
-      EXPECT_TRUE(at::equal(down.grad(), first[2])) << redo << last;
+      EXPECT_TRUE(at::equal(x.grad(), first[0])) << recomputes << last;
+      EXPECT_TRUE(at::equal(gate_up.grad(), first[1])) << recomputes << last;
+      EXPECT_TRUE(at::equal(down.grad(), first[2])) << recomputes << last;
     }
   }
 }
 
 TEST_P(FeedForwardTest, FrozenWeightsGetNoGradient) {
-  for (const bool redo : {false, true}) {
+  for (const bool recomputes : {false, true}) {
     const auto [x, gate_up, down] = weights({{32}, 16, 48}, at::kFloat);
-    feed_forward(x, gate_up, down, redo).sum().backward();
+    feed_forward(x, gate_up, down, recomputes).sum().backward();
     const auto gradient = x.grad();
     x.mutable_grad().reset();
-    feed_forward(x, gate_up.detach(), down.detach(), redo).sum().backward();
+    feed_forward(x, gate_up.detach(), down.detach(), recomputes).sum().backward();
     EXPECT_TRUE(at::equal(x.grad(), gradient));
     const auto before = down.grad().clone();
     down.mutable_grad().reset();
-    feed_forward(x.detach(), gate_up.detach(), down, redo).sum().backward();
+    feed_forward(x.detach(), gate_up.detach(), down, recomputes).sum().backward();
     EXPECT_TRUE(at::equal(down.grad(), before));
   }
 }

@@ -26,9 +26,9 @@ struct BlockImpl : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual) {
     const auto [sum, y] = add_rms_norm(x, residual, norm, kShardedEpsilon);
-    return sum + feed_forward(y, gate_up, down, redo);
+    return sum + feed_forward(y, gate_up, down, recomputes);
   }
-  bool redo = false;
+  bool recomputes = false;
   at::Tensor norm, gate_up, down;
 };
 SHERD_MODULE(Block);
@@ -40,7 +40,7 @@ struct TiedImpl : torch::nn::Module {
     norm = register_parameter("norm", at::rand({kDim}) + 0.5);
     first = register_module("first", Block());
     second = register_module("second", Block());
-    second->redo = true;
+    second->recomputes = true;
   }
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) {
     auto x = sherd::embedding(weight, tokens);
@@ -97,7 +97,7 @@ class ShardedTest : public OnDevice {
 };
 
 TEST_P(ShardedTest, GradientsInTheUnitsBuffersAreThoseThatAutogradCarries) {
-  for (const auto& head : {HeadOptions{HeadLogits::keep}, HeadOptions{HeadLogits::redo, 8}}) {
+  for (const auto& head : {HeadOptions{HeadLogits::keep}, HeadOptions{HeadLogits::recompute, 8}}) {
     auto plain = model(head);
     for (int64_t batch = 0; batch < 2; ++batch) loss(plain, batch).backward();
     for (const auto strategy :

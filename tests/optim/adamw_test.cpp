@@ -221,7 +221,7 @@ TEST_P(AdamWRanks, EqualsTorchsWhereverParametersMayBeCut) {
   for (const auto& granules : all_granules()) {
     SCOPED_TRACE(granules.name);
     auto given = options();
-    add_granules(given, granules);
+    add_granules(given, granules, *make_model());
     auto model = make_sharded(given);
     auto reference = make_model();
     AdamW optimizer(model, {.lr = 2e-3, .weight_decay = 0.1, .max_norm = 3});
@@ -274,6 +274,13 @@ TEST_P(AdamWRanks, ConstructingItChangesNothing) {
     EXPECT_TRUE(torch::equal(before[i].second, after[i].second)) << before[i].first;
   }
   EXPECT_EQ(allocated_bytes(model), bytes);
+}
+
+TEST_P(AdamWRanks, ARuleThatMatchesNoParameterIsRefusedWithNamesThatExist) {
+  auto model = make_sharded(options());
+  expect_error({"[optim] AdamW", "'*.wieght1'", "'unit0.", "more", "correct the pattern"}, [&] {
+    AdamW(model, {.rules = {{.match = "*.weight1", .lr_factor = 0.5}, {.match = "*.wieght1"}}});
+  });
 }
 
 TEST_P(AdamWRanks, RulesByNameReachTheirParametersAlone) {

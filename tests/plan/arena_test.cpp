@@ -56,7 +56,7 @@ int64_t most_live(const Buffers& buffers) {
 }
 
 /// Why the plan is none; empty if it is one.
-std::string fault(const Buffers& buffers, const ArenaPlan& plan, const Sizes& kept = {}) {
+std::string fault(const Buffers& buffers, const ArenaPlan& plan, const Sizes& pinned = {}) {
   const auto count = buffers.bytes.size();
   if (plan.offsets.size() != count) return "offsets are missing";
   std::vector<bool> needed(count);
@@ -71,7 +71,8 @@ std::string fault(const Buffers& buffers, const ArenaPlan& plan, const Sizes& ke
       continue;
     }
     if (plan.offsets[i] < 0) return name + " has no offset";
-    if (!kept.empty() && kept[i] != kNone && plan.offsets[i] != kept[i]) return name + " moved";
+    if (!pinned.empty() && pinned[i] != kNone && plan.offsets[i] != pinned[i])
+      return name + " moved";
     top = std::max(top, plan.offsets[i] + buffers.bytes[i]);
   }
   if (plan.bytes != top) return "the arena doesn't end where the last buffer does";
@@ -88,9 +89,9 @@ std::string fault(const Buffers& buffers, const ArenaPlan& plan, const Sizes& ke
   return "";
 }
 
-ArenaPlan checked_plan(const Buffers& buffers, const Sizes& kept = {}) {
-  auto plan = plan_arena(buffers.bytes, buffers.lifetimes, kept);
-  EXPECT_EQ(fault(buffers, plan, kept), "");
+ArenaPlan checked_plan(const Buffers& buffers, const Sizes& pinned = {}) {
+  auto plan = plan_arena(buffers.bytes, buffers.lifetimes, pinned);
+  EXPECT_EQ(fault(buffers, plan, pinned), "");
   return plan;
 }
 
@@ -130,8 +131,8 @@ Buffers program(const Sizes& parameters, const Sizes& gradients, int32_t depth, 
 /// The fewest bytes, by trying every offset of every buffer in a growing arena.
 class EveryOffset {
  public:
-  EveryOffset(const Buffers& buffers, const Sizes& kept)
-      : bytes_(buffers.bytes), kept_(kept), rivals_(rivals_in(buffers)) {
+  EveryOffset(const Buffers& buffers, const Sizes& pinned)
+      : bytes_(buffers.bytes), pinned_(pinned), rivals_(rivals_in(buffers)) {
     std::set<int32_t> needed;
     for (const auto& lifetime : buffers.lifetimes) needed.insert(lifetime.buffer);
     for (size_t i = 0; i < bytes_.size(); ++i) {
@@ -150,8 +151,8 @@ class EveryOffset {
     const size_t next = offsets_.size();
     if (next == bytes_.size()) return true;
     if (bytes_[next] == 0) return with(0, height);
-    if (!kept_.empty() && kept_[next] != kNone) {
-      return kept_[next] + bytes_[next] <= height && with(kept_[next], height);
+    if (!pinned_.empty() && pinned_[next] != kNone) {
+      return pinned_[next] + bytes_[next] <= height && with(pinned_[next], height);
     }
     for (int64_t offset = 0; offset + bytes_[next] <= height; ++offset) {
       if (with(offset, height)) return true;
@@ -174,7 +175,7 @@ class EveryOffset {
   }
 
   Sizes bytes_;
-  Sizes kept_;
+  Sizes pinned_;
   std::set<std::pair<int32_t, int32_t>> rivals_;
   Sizes offsets_;
 };
@@ -236,17 +237,17 @@ Buffers random_program(Random& random) {
 }
 
 /// Some buffers stay where they are, with gaps between them.
-Sizes some_kept(const Buffers& buffers, Random& random) {
-  auto kept = plan_arena(buffers.bytes, buffers.lifetimes).offsets;
-  for (auto& offset : kept) {
+Sizes some_pinned(const Buffers& buffers, Random& random) {
+  auto pinned = plan_arena(buffers.bytes, buffers.lifetimes).offsets;
+  for (auto& offset : pinned) {
     offset = offset == kNone || random.between(0, 1) == 0 ? kNone : offset * 2;
   }
-  return kept;
+  return pinned;
 }
 
-std::string words(const Buffers& buffers, const Sizes& kept = {}) {
+std::string words(const Buffers& buffers, const Sizes& pinned = {}) {
   try {
-    plan_arena(buffers.bytes, buffers.lifetimes, kept);
+    plan_arena(buffers.bytes, buffers.lifetimes, pinned);
   } catch (const std::invalid_argument& error) {
     return error.what();
   }
@@ -318,7 +319,7 @@ TEST(Arena, KeepsOffsetsThatBuffersHave) {
   Random random;
   for (int i = 0; i < 300; ++i) {
     const auto buffers = random_program(random);
-    checked_plan(buffers, some_kept(buffers, random));
+    checked_plan(buffers, some_pinned(buffers, random));
   }
 }
 
@@ -333,7 +334,7 @@ TEST(Arena, RefusesInvalidProblems) {
   EXPECT_NE(words({{8}, {{1, 0, 0, 3}}}), "") << "an unknown buffer";
   EXPECT_NE(words({{8}, {{0, 0, 3, 2}}}), "") << "a lifetime that ends before it begins";
   EXPECT_NE(words({{-8}, {{0, 0, 0, 3}}}), "");
-  EXPECT_NE(words({{8}, {{0, 0, 0, 3}}}, {0, 0}), "") << "too many kept offsets";
+  EXPECT_NE(words({{8}, {{0, 0, 0, 3}}}, {0, 0}), "") << "too many pinned offsets";
   EXPECT_NE(words({{8}, {{0, 0, 0, 3}}}, {-2}), "");
 }
 
@@ -341,8 +342,8 @@ TEST(Arena, NeedsTheFewestBytesPossibleForAFewBuffers) {
   Random random;
   for (int i = 0; i < 10'000; ++i) {
     const auto buffers = few_buffers(random);
-    const Sizes kept = i % 4 == 0 ? some_kept(buffers, random) : Sizes{};
-    ASSERT_EQ(checked_plan(buffers, kept).bytes, EveryOffset(buffers, kept).fewest())
+    const Sizes pinned = i % 4 == 0 ? some_pinned(buffers, random) : Sizes{};
+    ASSERT_EQ(checked_plan(buffers, pinned).bytes, EveryOffset(buffers, pinned).fewest())
         << "case " << i;
   }
 }

@@ -100,10 +100,12 @@ TEST(Proof, FollowsEverySectionThatARunMayChoose) {
   }
   for (const bool one : {false, true}) {
     for (const bool other : {false, true}) {
-      // What an update changed is no longer kept, and the first backward finds what is kept.
-      for (const bool kept : {false, true}) {
-        EXPECT_TRUE((one && kept) || followed.contains(&program.forward({one, other, kept})));
-        EXPECT_TRUE((one && !kept) || followed.contains(&program.backward({one, other, kept})));
+      // What an update changed is no longer gathered, and the first backward finds what is.
+      for (const bool gathered : {false, true}) {
+        EXPECT_TRUE(
+            (one && gathered) || followed.contains(&program.forward({one, other, gathered})));
+        EXPECT_TRUE(
+            (one && !gathered) || followed.contains(&program.backward({one, other, gathered})));
       }
     }
   }

@@ -257,10 +257,10 @@ TEST(Price, BuffersThatShareBytesAreNeverHeldAtOnce) {
   for (const auto& [name, program] : programs()) {
     const auto& slots = program.slots();
     const auto step = price(program, random_costs(program, random));
-    for (const auto& one : step.held) {
+    for (const auto& one : step.slot_spans) {
       const auto& mine = slots[static_cast<size_t>(one.slot)];
-      EXPECT_TRUE(one.gradients || one.slot == program.place(one.unit).parameters) << name;
-      for (const auto& other : step.held) {
+      EXPECT_TRUE(one.gradients || one.slot == program.slots_of(one.unit).parameters) << name;
+      for (const auto& other : step.slot_spans) {
         const auto& its = slots[static_cast<size_t>(other.slot)];
         if (&other == &one || mine.offset >= its.offset + its.bytes) continue;
         if (its.offset >= mine.offset + mine.bytes) continue;
@@ -274,7 +274,8 @@ TEST(Price, ParametersAreHeldFromTheirGatherToTheirReleaseAndGradientsUntilTheyA
   const auto program = in_a_row(3, over_one_axis(optim_grads_params));
   const auto step = price(program, simple_costs(program, 0.5));
   std::vector<std::tuple<int32_t, bool, double, double>> held;
-  for (const auto& one : step.held) held.emplace_back(one.unit, one.gradients, one.begin, one.end);
+  for (const auto& one : step.slot_spans)
+    held.emplace_back(one.unit, one.gradients, one.begin, one.end);
   std::sort(held.begin(), held.end());
   const decltype(held) expected{{0, false, 0, 1.5},   {0, false, 6, 10},  {0, true, 8, 10.5},
                                 {1, false, 0.5, 2.5}, {1, false, 4, 8},   {1, true, 6, 8.5},

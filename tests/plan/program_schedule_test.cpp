@@ -62,13 +62,13 @@ TEST(ProgramSchedule, EqualUnitsTakeOneParameterSlotMoreThanTheDepthAndTwoForGra
     std::set<int32_t> parameters;
     std::set<int32_t> gradients;
     for (int32_t unit = 1; unit < 9; ++unit) {
-      parameters.insert(program.place(unit).parameters);
-      gradients.insert(program.place(unit).gradients);
+      parameters.insert(program.slots_of(unit).parameters);
+      gradients.insert(program.slots_of(unit).gradients);
     }
     EXPECT_EQ(std::ssize(parameters), depth + 1);
     EXPECT_EQ(gradients.size(), 2u);
-    EXPECT_FALSE(parameters.contains(program.place(0).parameters)) << "the root's is its own";
-    EXPECT_FALSE(gradients.contains(program.place(0).gradients));
+    EXPECT_FALSE(parameters.contains(program.slots_of(0).parameters)) << "the root's is its own";
+    EXPECT_FALSE(gradients.contains(program.slots_of(0).gradients));
     EXPECT_EQ(program.slots().size(), parameters.size() + gradients.size() + 2);
   }
 }
@@ -79,7 +79,7 @@ TEST(ProgramSchedule, PrefetchIsCountedInUnitsAndNotInElements) {
     const auto program = Program::build(units, under_a_root(9), {.prefetch_depth = depth});
     int64_t bytes = 0;
     std::set<int32_t> slots;
-    for (int32_t unit = 1; unit < 9; ++unit) slots.insert(program.place(unit).parameters);
+    for (int32_t unit = 1; unit < 9; ++unit) slots.insert(program.slots_of(unit).parameters);
     for (const int32_t slot : slots) bytes += program.slots()[static_cast<size_t>(slot)].bytes;
     return bytes / (elements * units.front().groups.front().bytes.model);
   };
@@ -96,7 +96,7 @@ TEST(ProgramSchedule, UnitsOfUnequalSizeShareTheSlotsAndALargeOneWidensOnlyItsOw
   const auto program = Program::build(units, under_a_root(5), {});
   for (const auto& slot : program.slots()) {
     const auto number = static_cast<int32_t>(&slot - program.slots().data());
-    const auto& large = program.place(3);
+    const auto& large = program.slots_of(3);
     const bool is_large = number == large.parameters || number == large.gradients;
     EXPECT_EQ(slot.bytes, is_large ? 4096 : 256) << slot.name;
   }
@@ -207,10 +207,12 @@ TEST(ProgramSchedule, AUnitThatStaysGatheredIsGatheredOnce) {
   const auto program = Program::build(units, under_a_root(3), {});
   EXPECT_EQ(units_with(program.forward({.changed = true}), Action::gather), Units({0, 1, 2}));
   EXPECT_EQ(units_with(program.forward({.changed = true}), Action::release), Units({1, 0}));
-  EXPECT_EQ(units_with(program.forward({.kept = true}), Action::gather), Units({0, 1}));
-  EXPECT_EQ(units_with(program.backward({.kept = true}), Action::gather), Units({0, 1}));
-  EXPECT_EQ(units_with(program.backward({.kept = true}), Action::release), Units({2, 1, 0}));
-  EXPECT_EQ(units_with(program.backward({.kept = false}), Action::gather), Units({0, 2, 1}));
+  EXPECT_EQ(units_with(program.forward({.still_gathered = true}), Action::gather), Units({0, 1}));
+  EXPECT_EQ(units_with(program.backward({.still_gathered = true}), Action::gather), Units({0, 1}));
+  EXPECT_EQ(
+      units_with(program.backward({.still_gathered = true}), Action::release), Units({2, 1, 0}));
+  EXPECT_EQ(
+      units_with(program.backward({.still_gathered = false}), Action::gather), Units({0, 2, 1}));
   const ForwardFlags evaluation{.train = false};
   EXPECT_EQ(units_with(program.forward(evaluation), Action::release), Units({1, 2, 0}));
   EXPECT_EQ(program.traffic().all_gather.calls, 5);
@@ -247,7 +249,7 @@ TEST(ProgramSchedule, UnitsOfOneRecomputeStayGatheredUntilTheirOwnBackward) {
     EXPECT_LT(backward.recomputed[position], backward.entered[position]);
   }
   EXPECT_LT(backward.recomputed[1], backward.recomputed[2]) << "in the order of the forward";
-  EXPECT_NE(program.place(1).parameters, program.place(2).parameters);
+  EXPECT_NE(program.slots_of(1).parameters, program.slots_of(2).parameters);
 }
 
 TEST(ProgramSchedule, AUnitRecomputedAloneNeedsNoBoundaryOfItsOwn) {
@@ -372,7 +374,7 @@ TEST(ProgramSchedule, AddressesAreKeptWhereANewOrderAllowsItAndElseNamed) {
       Program::build(units, under_a_root(4), {.micro_batches = 3}, {.before = &first});
   for (int32_t unit = 0; unit < 4; ++unit) {
     const auto offset = [&](const Program& program) {
-      return program.slots()[static_cast<size_t>(program.place(unit).parameters)].offset;
+      return program.slots()[static_cast<size_t>(program.slots_of(unit).parameters)].offset;
     };
     EXPECT_EQ(offset(again), offset(first));
   }

@@ -98,7 +98,7 @@ TEST(Program, GathersAUnitThatIsLeftOutOfTheOrderNowhere) {
   const auto program = Program::build(units, under_a_root(2), {});
   EXPECT_EQ(calls(program), (std::vector<int64_t>{4, 2, 0}));
   EXPECT_EQ(program.bytes().model_weights, 3 * 128) << "but it keeps its bytes";
-  EXPECT_EQ(program.place(2).parameters, kNone);
+  EXPECT_EQ(program.slots_of(2).parameters, kNone);
 }
 
 TEST(Program, NeitherReducesNorKeepsGradientsOfFrozenGroups) {
@@ -107,7 +107,7 @@ TEST(Program, NeitherReducesNorKeepsGradientsOfFrozenGroups) {
   const auto program = Program::build(units, under_a_root(2), {});
   EXPECT_EQ(calls(program), (std::vector<int64_t>{4, 1, 0}));
   EXPECT_EQ(program.bytes().main_gradients, 128);
-  EXPECT_EQ(program.place(1).gradients, kNone);
+  EXPECT_EQ(program.slots_of(1).gradients, kNone);
 }
 
 // ---- bytes

@@ -62,8 +62,9 @@ void Timeline::add_groups() {
 
 bool Timeline::is_first(const Section& section) const {
   for (const bool last : {false, true}) {
-    for (const bool kept : {false, true}) {
-      if (&section == &program_.backward({.first = true, .last = last, .kept = kept})) return true;
+    for (const bool gathered : {false, true}) {
+      if (&section == &program_.backward({.first = true, .last = last, .still_gathered = gathered}))
+        return true;
     }
   }
   return false;
@@ -175,7 +176,7 @@ void Timeline::add_uses_of_unit(Issued& issued) {
     const bool gradients = action == Action::open || (action == Action::compute && issued.backward);
     if (!gradients || !facts.learns) continue;
     if (facts.gradient_inner) {
-      const int32_t own = program_.place(unit).gradients;
+      const int32_t own = program_.slots_of(unit).gradients;
       use_slot(
           issued, What::gradients, true, group, action == Action::open ? instruction.slot : own);
     } else if (action == Action::compute) {
@@ -187,7 +188,7 @@ void Timeline::add_uses_of_unit(Issued& issued) {
 void Timeline::use_slot(Issued& issued, Use::What what, bool write, int32_t group, int32_t slot) {
   const auto& facts = groups_[at(group)];
   const auto& spec = program_.units()[at(facts.unit)].groups[at(facts.group)];
-  const auto& place = program_.place(facts.unit);
+  const auto& place = program_.slots_of(facts.unit);
   if (slot == kNone) {
     issued.fault = "needs a slot and has none";
     return;

@@ -106,7 +106,7 @@ class Sightings {
         note(parameters_, member.name, member.parameter_at, member.parameter.const_data_ptr());
       }
       const auto& gradients = member.group->inbox().targets();  // eager: none without memory
-      if (member.unit->phase == Unit::Phase::backward && member.index < gradients.size()) {
+      if (member.unit->activity().is_collecting() && member.index < gradients.size()) {
         const void* gradient = gradients[member.index].const_data_ptr();
         note(gradients_, member.name, member.gradient_at, gradient);
       }

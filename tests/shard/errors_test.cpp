@@ -123,6 +123,66 @@ TEST(ErrorsTest, RootOptionsOfAModelThatBecomesPartOfAnotherAreRefused) {
   });
 }
 
+/// Twice: what is wrong stays wrong.
+void expect_refused_at_first_use(Perceptron& model, const std::vector<std::string>& words) {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    expect_error(words, [&] { loss_of(model); });
+    expect_error(words, [&] { program(model); });
+  }
+}
+
+TEST(ErrorsTest, ARuleThatMatchesNoParameterOfAnyUnitIsRefusedWithTheirNames) {
+  const auto precision = Precision::recipe("fp32");
+  const auto rule = [&](const char* match) {
+    return UnitOptions{.mesh = flat_mesh(), .rules = {{.match = match, .precision = precision}}};
+  };
+  auto misspelt = small_model();
+  shard_all(misspelt, rule("*.wieght"));
+  expect_refused_at_first_use(
+      misspelt, {"[shard]", "rule '*.wieght' of unit 'block0'", "'up.weight', 'up.bias'",
+                 "correct the pattern or remove the rule"});
+  // Names are those within the unit, and those of units inside it are not its own.
+  auto outside = small_model();
+  for (auto& block : outside->blocks) fully_shard(block, {.mesh = flat_mesh()});
+  fully_shard(outside, rule("block0.*"));
+  expect_refused_at_first_use(
+      outside, {"rule 'block0.*' of unit 'Perceptron'", "'in.weight'", "a unit inside it"});
+}
+
+TEST(ErrorsTest, AnIgnoredPatternThatMatchesNoParameterOfAnyUnitIsRefused) {
+  auto model = small_model();
+  for (auto& block : model->blocks) {
+    fully_shard(block, {.mesh = flat_mesh(), .ignored = {"up.bais"}});
+  }
+  fully_shard(model, {.mesh = flat_mesh()});
+  expect_refused_at_first_use(
+      model, {"[shard]", "'up.bais' in the `ignored` of unit 'block0'", "'up.weight', 'up.bias'",
+              "correct the pattern or remove it"});
+}
+
+TEST(ErrorsTest, PatternsThatMatchInSomeOfTheUnitsThatHaveThemAreNoMistake) {
+  UnitOptions options{.mesh = flat_mesh()};
+  options.rules = {
+      {.match = "up.*", .granule = Granule::rows()},        // of blocks only
+      {.match = "out.weight", .granule = Granule::whole()}  // of the root only
+  };
+  options.ignored = {"down.bias", "in.bias"};
+  auto model = small_model();
+  shard_all(model, options);
+  EXPECT_NO_THROW(program(model));
+  expect_trains(model);
+}
+
+/// The outer unit's pattern has a parameter that the inner one's has already.
+TEST(ErrorsTest, AnIgnoredPatternMayMatchWhatAnInnerUnitIgnores) {
+  auto model = small_model();
+  for (auto& block : model->blocks) {
+    fully_shard(block, {.mesh = flat_mesh(), .ignored = {"down.bias"}});
+  }
+  fully_shard(model, {.mesh = flat_mesh(), .ignored = {"*.down.bias"}});
+  EXPECT_NO_THROW(program(model));
+}
+
 TEST(ErrorsTest, AMeshWithoutTheDataAxisIsRefusedWithTheAxis) {
   auto model = small_model();
   const UnitOptions options{.mesh = Mesh(test_world(), {{"tp", test_world().size()}})};

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
 
 #include "shard/glob.h"
 #include "shard/parity.h"
@@ -32,8 +35,16 @@ inline const std::vector<GranuleCase>& all_granules() {
   return all;
 }
 
-inline void add_granules(UnitOptions& options, const GranuleCase& granules) {
-  options.rules.insert(options.rules.end(), granules.rules.begin(), granules.rules.end());
+/// Adds the rules that match a parameter of the model; others would be refused.
+inline void add_granules(
+    UnitOptions& options, const GranuleCase& granules, const torch::nn::Module& model) {
+  const auto names = model.named_parameters().keys();
+  for (const auto& rule : granules.rules) {
+    const bool matches = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return matches_glob(rule.match, name);
+    });
+    if (matches) options.rules.push_back(rule);
+  }
 }
 
 /// Asserts that this rank's elements of every parameter are whole granules, but for the last one of

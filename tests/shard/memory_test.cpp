@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bytes: what the program promises against what the CPU's allocator sees.
 #include "comm/emulated/recorded_calls.h"
-#include "shard/agreement.h"
 #include "shard/counting_allocator.h"
 #include "shard/emulated_world.h"
+#include "shard/rank_records.h"
 #include "shard/stack.h"
 #include "sherd/shard/diagnostics.h"
 

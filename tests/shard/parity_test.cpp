@@ -225,7 +225,7 @@ void expect_parity(Holder model, const Case& one, UnitOptions options, int64_t e
   const auto& reference = reference_of(one);
   const auto& world = test_world();
   to_device(*model);
-  add_granules(options, one.granules);
+  add_granules(options, one.granules, *model);
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
   micro_batches(model, one.micro_batches);

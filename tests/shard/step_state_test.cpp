@@ -57,7 +57,7 @@ TEST(StepStateTest, BeginsAtRestWithNothingDone) {
   EXPECT_EQ(state.micro_batches(), 1);
   EXPECT_EQ(counters(state), (std::vector<int64_t>{0, 0, 0}));
   const auto flags = state.forward_flags(/*train=*/true);
-  EXPECT_TRUE(flags.train && !flags.changed && !flags.kept);
+  EXPECT_TRUE(flags.train && !flags.changed && !flags.still_gathered);
   EXPECT_FALSE(state.forward_flags(/*train=*/false).train);
 }
 
@@ -150,7 +150,7 @@ TEST(StepStateTest, AFailedBackwardLeavesGradientsIncompleteUntilTheRecovery) {
   state.fail();
   EXPECT_TRUE(state.has_incomplete_gradients());
   EXPECT_EQ(state.backwards_done(), 0);
-  EXPECT_FALSE(state.forward_flags(true).kept);
+  EXPECT_FALSE(state.forward_flags(true).still_gathered);
   state.recover();
   EXPECT_FALSE(state.has_incomplete_gradients());
   EXPECT_EQ(state.phase(), Phase::resting);
@@ -175,28 +175,28 @@ TEST(StepStateTest, AFailedBackwardOutsideTheStepLeavesItsGradientsAsTheyWere) {
 TEST(StepStateTest, AFailureReleasesUnitsThatWereKeptGathered) {
   StepState state;
   run_forward(state);
-  EXPECT_TRUE(state.forward_flags(true).kept);
+  EXPECT_TRUE(state.forward_flags(true).still_gathered);
   state.begin_forward();
   state.fail();
-  EXPECT_FALSE(state.forward_flags(true).kept);
+  EXPECT_FALSE(state.forward_flags(true).still_gathered);
 }
 
 TEST(StepStateTest, UnitsAreKeptGatheredFromATrainingForwardToItsBackward) {
   StepState state;
   run_forward(state, /*train=*/false);
-  EXPECT_FALSE(state.forward_flags(true).kept);
+  EXPECT_FALSE(state.forward_flags(true).still_gathered);
   run_forward(state);
-  EXPECT_TRUE(state.forward_flags(true).kept);
+  EXPECT_TRUE(state.forward_flags(true).still_gathered);
   run_forward(state, /*train=*/false);
-  EXPECT_TRUE(state.forward_flags(false).kept);
+  EXPECT_TRUE(state.forward_flags(false).still_gathered);
   state.set_backward(/*trains=*/true);
-  EXPECT_TRUE(state.backward_flags().kept);
+  EXPECT_TRUE(state.backward_flags().still_gathered);
   state.begin_backward();
   state.end_backward();
-  EXPECT_FALSE(state.forward_flags(true).kept);
+  EXPECT_FALSE(state.forward_flags(true).still_gathered);
   run_forward(state);
-  state.release_kept();
-  EXPECT_FALSE(state.forward_flags(true).kept);
+  state.note_released();
+  EXPECT_FALSE(state.forward_flags(true).still_gathered);
 }
 
 TEST(StepStateTest, ABackwardKnowsWhetherItIsTheFirstOrLastOfItsStep) {
@@ -244,7 +244,7 @@ TEST(StepStateTest, TheEndOfAStepResetsItsCountersAndChangesTheWeights) {
   EXPECT_FALSE(state.is_divided());
   EXPECT_EQ(state.next_pass(), 1);
   const auto flags = state.forward_flags(true);
-  EXPECT_TRUE(flags.changed && !flags.kept);
+  EXPECT_TRUE(flags.changed && !flags.still_gathered);
   run_forward(state, /*train=*/false);
   EXPECT_FALSE(state.forward_flags(true).changed);
 }
@@ -281,7 +281,7 @@ TEST(StepStateTest, AnEditIsANewVersionThatNeedsNoRefresh) {
   state.note_edit();
   EXPECT_EQ(counters(state), (std::vector<int64_t>{0, 0, 1}));
   const auto flags = state.forward_flags(true);
-  EXPECT_FALSE(flags.changed || flags.kept);
+  EXPECT_FALSE(flags.changed || flags.still_gathered);
 }
 
 TEST(StepStateTest, ACapturedStepIsNotCounted) {
@@ -293,7 +293,7 @@ TEST(StepStateTest, ACapturedStepIsNotCounted) {
   const auto before = counters(state);
   state.begin_capture();
   const auto flags = state.forward_flags(true);
-  EXPECT_TRUE(flags.changed && !flags.kept);
+  EXPECT_TRUE(flags.changed && !flags.still_gathered);
   EXPECT_EQ(counters(state), before);
   run_forward(state);
   run_backward(state);
@@ -311,7 +311,7 @@ TEST(StepStateTest, EachReplayIsAStep) {
     state.note_replay();
     EXPECT_EQ(counters(state), (std::vector<int64_t>{replay, 0, replay}));
     const auto flags = state.forward_flags(true);
-    EXPECT_TRUE(flags.changed && !flags.kept);
+    EXPECT_TRUE(flags.changed && !flags.still_gathered);
     run_forward(state);
   }
 }

@@ -29,7 +29,7 @@ SHERD_API at::Tensor embedding(const at::Tensor& weight, const at::Tensor& token
 enum class HeadLogits : uint8_t {
   /// Recomputes them in the backward, chunk by chunk: one more product with the weight. Keeps x,
   /// the targets and 4 bytes a token.
-  redo,
+  recompute,
   /// Computes them all in the forward, replaces them by their gradients, and keeps these in x's
   /// dtype: with bf16, 2·V bytes a token (2.1 GB for 8192 tokens and a vocabulary of 128256).
   keep,
@@ -37,9 +37,10 @@ enum class HeadLogits : uint8_t {
 
 /// Options of linear_cross_entropy.
 struct HeadOptions {
-  HeadLogits logits = HeadLogits::redo;
-  /// HeadLogits::redo: number of rows whose logits are computed at a time, in x's dtype. Each chunk
-  /// of the backward reads and writes the whole weight gradient once, so large chunks save traffic.
+  HeadLogits logits = HeadLogits::recompute;
+  /// HeadLogits::recompute: number of rows whose logits are computed at a time, in x's dtype. Each
+  /// chunk of the backward reads and writes the whole weight gradient once, so large chunks save
+  /// traffic.
   int64_t chunk_rows = 2048;
 };
 
@@ -108,18 +109,18 @@ SHERD_API at::Tensor swiglu(const at::Tensor& gate_up);
 /// don't fit.
 ///
 /// For the backward it keeps x and the product x · gate_upᵀ: with bf16, 2·D + 4·F bytes a token.
-/// The activation is always recomputed. With `redo_gate_up` it keeps x alone, 2·D bytes a token,
-/// and recomputes that product too.
+/// The activation is always recomputed. With `recompute_gate_up` it keeps x alone, 2·D bytes a
+/// token, and recomputes that product too.
 SHERD_API at::Tensor feed_forward(
     const at::Tensor& x,
     const at::Tensor& gate_up_weight,
     const at::Tensor& down_weight,
-    bool redo_gate_up = false);
+    bool recompute_gate_up = false);
 
 /// Options of norm_feed_forward.
 struct FeedForwardOptions {
   /// Recomputes the product with gate_up in the backward instead of keeping it.
-  bool redo_gate_up = false;
+  bool recompute_gate_up = false;
   /// Lets the backward overwrite the product with gate_up by its gradient, which saves memory. Only
   /// for graphs that run backward once.
   bool overwrites = false;
@@ -132,7 +133,7 @@ struct FeedForwardOptions {
 /// Gradients and errors are as there.
 ///
 /// For the backward it keeps the sum and the product with gate_up, with bf16 2·D + 4·F bytes a
-/// token; with `redo_gate_up` the sum alone.
+/// token; with `recompute_gate_up` the sum alone.
 SHERD_API std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
     const at::Tensor& x,
     const at::Tensor& residual,

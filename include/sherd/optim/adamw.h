@@ -16,7 +16,8 @@
 namespace sherd {
 
 /// Settings for the parameters that match a pattern; absent settings are those of AdamWOptions. If
-/// several rules match, the last one that has a setting counts.
+/// several rules match, the last one that has a setting counts. A rule that matches no parameter of
+/// the model, frozen ones included, throws.
 struct AdamWRule {
   /// Pattern of full parameter names; '*' matches any text, dots included.
   std::string match;

@@ -70,20 +70,22 @@ using CallOrder = std::vector<CallEvent>;
 enum class Stream : uint8_t { compute, gather, reduce, outer };
 inline constexpr size_t kStreams = 4;
 
-/// The kinds of instructions.
+/// The kinds of instructions. Three of them stand for work that the program does not issue:
+/// `compute` is done by the module between two boundaries, and issuing it only signals its end;
+/// `update` and `publish` are the optimizer's work and are never issued (see Program::update).
 enum class Action : uint8_t {
   refresh,     ///< all-gather the updated elements into the model weight
   gather,      ///< all-gather the model weight into its slot
   wait,        ///< wait for the unit's parameters, before it computes
-  compute,     ///< the unit's computation after its `wait`; issued when it ends
+  compute,     ///< the module's own work after `wait`; issued when it ends
   release,     ///< give the parameters' slot back (reshard)
   open,        ///< take a slot for the unit's full gradients
   stage,       ///< copy the main gradient to the reduce dtype
   reduce,      ///< reduce-scatter or all-reduce, in place in a slot or the main gradient
   accumulate,  ///< cast, divide and add the reduced gradient to the main gradient
   drain,       ///< wait for all reductions
-  update,      ///< the optimizer's update of the main weights
-  publish,     ///< copy the main weight to the model weight
+  update,      ///< the optimizer's update of the main weights; never issued
+  publish,     ///< copy the main weight to the model weight; never issued
 };
 inline constexpr size_t kActions = static_cast<size_t>(Action::publish) + 1;
 
@@ -124,12 +126,13 @@ struct Boundary {
   int32_t end = 0;           ///< one past the last
 };
 
-/// The instructions of one forward, one backward or the update.
+/// The instructions of one forward, one backward or the update; that of the update is never
+/// executed (see Program::update).
 struct Section {
   enum class Kind : uint8_t { forward, backward, update };
   Kind kind{};
-  bool train = true;  ///< forward: a backward follows
-  bool kept = false;  ///< keep_gathered units are gathered at its begin
+  bool train = true;            ///< forward: a backward follows
+  bool still_gathered = false;  ///< keep_gathered units are gathered at its begin
   std::string name;
   std::vector<Instruction> instructions;  ///< in order of issue
   std::vector<Boundary> boundaries;       ///< ranges of `instructions`, in order
@@ -148,7 +151,7 @@ struct Slot {
 };
 
 /// The slots of a unit's full parameters and full gradients; kNone if it needs none.
-struct Place {
+struct SlotAssignment {
   int32_t parameters = kNone;              ///< slot of the parameters
   int32_t gradients = kNone;               ///< slot of the gradients
   std::vector<int64_t> parameter_offsets;  ///< offset of each group in the parameters' slot
@@ -157,16 +160,16 @@ struct Place {
 
 /// The kind of a forward.
 struct ForwardFlags {
-  bool changed = false;  ///< weights have changed since the last pass of any kind
-  bool train = true;     ///< a backward follows
-  bool kept = false;     ///< keep_gathered units are still gathered from an earlier forward
+  bool changed = false;         ///< weights have changed since the last pass of any kind
+  bool train = true;            ///< a backward follows
+  bool still_gathered = false;  ///< keep_gathered units are, from an earlier forward
 };
 
 /// The kind of a backward.
 struct BackwardFlags {
-  bool first = true;  ///< first of the step: overwrites the main gradients
-  bool last = true;   ///< last of the step: completes the reductions
-  bool kept = false;  ///< keep_gathered units are gathered now
+  bool first = true;            ///< first of the step: overwrites the main gradients
+  bool last = true;             ///< last of the step: completes the reductions
+  bool still_gathered = false;  ///< keep_gathered units are gathered now
 };
 
 /// How full parameters and gradients are allocated.
@@ -252,14 +255,18 @@ class SHERD_API Program {
   const ProgramOptions& options() const { return options_; }
   const std::vector<Slot>& slots() const { return slots_; }
   /// Returns the slots of a unit.
-  const Place& place(int32_t unit) const { return places_[static_cast<size_t>(unit)]; }
+  const SlotAssignment& slots_of(int32_t unit) const {
+    return assignments_[static_cast<size_t>(unit)];
+  }
   /// Returns the names of the events.
   const std::vector<std::string>& events() const { return events_; }
 
-  // The instructions of a forward or backward of a kind, of the update, and all sections. The
-  // update is the optimizer's own work: its section serves the proof, prices and recordings.
+  // The instructions of a forward or backward of a kind, of the update, and all sections.
   const Section& forward(const ForwardFlags& flags) const;
   const Section& backward(const BackwardFlags& flags) const;
+  /// Returns the section of the update, which is never executed: the optimizer does that work
+  /// itself, and its last event is signalled when the weights are published. The section is there
+  /// to be proved, priced, printed and recorded with the others.
   const Section& update() const { return update_; }
   std::vector<const Section*> sections() const;
   /// Returns the sections of a whole step in their order, without the update: forward and backward
@@ -293,11 +300,11 @@ class SHERD_API Program {
   std::optional<CallOrder> evaluation_;
   ProgramOptions options_;
   std::vector<Slot> slots_;
-  std::vector<Place> places_;
+  std::vector<SlotAssignment> assignments_;
   std::vector<std::string> events_;
   std::vector<Section> forward_;   // by flags
   std::vector<Section> backward_;  // by flags
-  Section update_;
+  Section update_;                 // never executed
   ProgramBytes bytes_;
   uint64_t fingerprint_ = 0;
 };

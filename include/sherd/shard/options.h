@@ -27,8 +27,9 @@ enum class Loss : uint8_t {
 };
 
 /// Options for the parameters of a unit that match a pattern; absent options are the unit's. For
-/// each option, the last matching rule that sets it wins. A rule that matches no parameter has no
-/// effect.
+/// each option, the last matching rule that sets it wins. Units may share rules: a rule may match
+/// no parameter in one unit, but the model's first use throws if its pattern matches none in any
+/// unit that has it.
 struct ParameterRule {
   /// Pattern of parameter names within the unit; '*' matches any text, dots included.
   std::string match;
@@ -62,7 +63,8 @@ struct UnitOptions {
   /// Patterns of parameters of the module that are left alone (see ParameterRule::match): they stay
   /// whole on every rank, their gradients are not reduced, and no optimizer of Sherd updates them.
   /// Like buffers they get the first data-parallel rank's values in fully_shard(), and are saved
-  /// whole in checkpoints. A pattern that matches no parameter has no effect.
+  /// whole in checkpoints. The model's first use throws if a pattern matches no parameter in any
+  /// unit that has it.
   std::vector<std::string> ignored{};
   /// Exceptions for some parameters.
   std::vector<ParameterRule> rules{};

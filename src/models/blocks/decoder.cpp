@@ -28,10 +28,10 @@ at::Tensor TokenEmbeddingImpl::forward(const at::Tensor& tokens_BS) {
 
 namespace {
 
-/// Who recomputes layers is short of memory: then logits are made again, too.
+/// Recomputing layers means that memory is short: then logits are recomputed, too.
 HeadOptions head_of(const LlamaOptions& options) {
   HeadOptions result;
-  result.logits = options.recompute == Recompute::full ? HeadLogits::redo : HeadLogits::keep;
+  result.logits = options.recompute == Recompute::full ? HeadLogits::recompute : HeadLogits::keep;
   return result;
 }
 

@@ -17,9 +17,9 @@ double product_flops(int64_t in, int64_t out) {
   return 2.0 * static_cast<double>(in) * static_cast<double>(out);
 }
 
-at::Tensor gated(const at::Tensor& opened, const at::Tensor& raised, bool recomputes) {
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputes) {
   const auto both = [](const at::Tensor& a, const at::Tensor& b) { return at::silu(a) * b; };
-  return recomputes ? recompute(both, opened, raised) : both(opened, raised);
+  return recomputes ? recompute(both, gate, up) : both(gate, up);
 }
 
 FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute)
@@ -32,16 +32,16 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x_BSD) {
   return sherd::feed_forward(x_BSD, gate_up->weight, down->weight, recomputes_);
 }
 
-at::Tensor FeedForwardImpl::on_top(
+at::Tensor FeedForwardImpl::forward_residual(
     const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm) {
-  FeedForwardOptions options{.redo_gate_up = recomputes_};
+  FeedForwardOptions options{.recompute_gate_up = recomputes_};
   if (recomputing()) {  // its graph is for one backward
     options.overwrites = true;
     options.skips_result = ends_recompute_;
   }
-  const auto [sum_BSD, more_BSD] = norm_feed_forward(
+  const auto [sum_BSD, ffn_out_BSD] = norm_feed_forward(
       x_BSD, residual_BSD, {norm->weight, norm->epsilon}, gate_up->weight, down->weight, options);
-  return sum_BSD + more_BSD;
+  return sum_BSD + ffn_out_BSD;
 }
 
 double FeedForwardImpl::flops_per_token() const {

@@ -10,16 +10,17 @@ namespace sherd {
 Linear plain_linear(int64_t in, int64_t out);
 /// Of one row.
 double product_flops(int64_t in, int64_t out);
-/// silu(opened) · raised; if asked, what its backward needs is computed again there.
-at::Tensor gated(const at::Tensor& opened, const at::Tensor& raised, bool recomputes);
+/// Returns silu(gate) · up; with `recomputes`, the backward computes again what it needs.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputes);
 
-/// SwiGLU. If it recomputes, the product of gate and up is made again in the backward.
+/// SwiGLU. If it recomputes, the product of gate and up is recomputed in the backward.
 struct FeedForwardImpl : torch::nn::Module {
   /// `ends_recompute`: a recompute around it ends with its result.
   FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute = false);
   at::Tensor forward(const at::Tensor& x_BSD);
-  /// x + residual, and what the layer makes of its norm on top.
-  at::Tensor on_top(const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm);
+  /// Returns s + forward(norm(s)), where s = x + residual.
+  at::Tensor forward_residual(
+      const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm);
   /// Of one token's forward.
   double flops_per_token() const;
 

@@ -23,8 +23,8 @@ struct LlamaLayer final : Layer {
             options.recomputes(Recompute::full, number)));
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
-    const auto [same_BSD, mixed_BSD] = attention->normed(x_BSD, attention_norm);
-    return {feed_forward->on_top(mixed_BSD, same_BSD, feed_forward_norm)};
+    const auto [residual_BSD, attention_out_BSD] = attention->normed(x_BSD, attention_norm);
+    return {feed_forward->forward_residual(attention_out_BSD, residual_BSD, feed_forward_norm)};
   }
   double flops_per_token(int64_t seq) const override {
     return attention->flops_per_token(seq) + feed_forward->flops_per_token();

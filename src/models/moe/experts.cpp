@@ -76,8 +76,8 @@ at::Tensor ExpertsImpl::chosen_experts(const at::Tensor& x_TD, const Routing& ro
   // order in which a device happens to add.
   const auto rows_RD = x_TD.to(dtype).unsqueeze(1).expand({-1, top_k, -1}).flatten(0, 1);
   const auto sorted_RD = rows_RD.index_select(0, order_R);
-  const auto opened_RF = product(sorted_RD, gate);
-  const auto result_RD = product(gated(opened_RF, product(sorted_RD, up), recomputes_), down);
+  const auto gate_RF = product(sorted_RD, gate);
+  const auto result_RD = product(swiglu(gate_RF, product(sorted_RD, up), recomputes_), down);
   const auto back_R =
       at::empty_like(order_R).scatter_(0, order_R, at::arange(order_R.numel(), order_R.options()));
   const auto result_TKD = result_RD.index_select(0, back_R).unflatten(0, {-1, top_k});

@@ -19,9 +19,9 @@ struct MoeLayer final : Layer {
         Experts(base.dim, options.experts, base.recomputes(Recompute::selective, number)));
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
-    const auto mixed_BSD = x_BSD + attention(attention_norm(x_BSD));
-    const auto outputs = experts(experts_norm(mixed_BSD));
-    return {mixed_BSD + outputs[0], outputs[1]};
+    const auto residual_BSD = x_BSD + attention(attention_norm(x_BSD));
+    const auto outputs = experts(experts_norm(residual_BSD));
+    return {residual_BSD + outputs[0], outputs[1]};
   }
   double flops_per_token(int64_t seq) const override {
     return attention->flops_per_token(seq) + experts->flops_per_token();

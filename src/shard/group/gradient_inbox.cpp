@@ -27,7 +27,7 @@ void GradientInbox::mark_all_unwritten() {
 void GradientInbox::receive(size_t member, const at::Tensor& gradient) {
   const auto& target = targets_[member];
   auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
-  if (!can_deposit(values.scalar_type())) values = values.to(layout_.traits().dtypes.model);
+  if (!is_float16_or_wider(values.scalar_type())) values = values.to(layout_.traits().dtypes.model);
   values = values.contiguous();
   const bool add = written_[member];
   // A second gradient of one parameter must come after the first.
@@ -49,7 +49,7 @@ GradientInbox::Target GradientInbox::take_target(size_t member) {
 
 void GradientInbox::flush() {
   if (pending_.empty()) return;
-  deposit(pending_, {targets_.front().scalar_type(), pending_dtype_, 1}, layout_.device());
+  cast_copy(pending_, {targets_.front().scalar_type(), pending_dtype_, 1}, layout_.device());
   drop_pending();
 }
 

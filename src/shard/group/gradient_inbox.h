@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "shard/group/group_layout.h"
 
 namespace sherd {

@@ -87,7 +87,7 @@ void GroupStorage::publish() {
   // Only this rank's part; the rest comes with the next refresh.
   const auto mine = layout_.part(Role::optimizer);
   const auto& dtypes = layout_.traits().dtypes;
-  deposit(
+  cast_copy(
       cast_copies(layout_.ranges(model_weight_, mine), layout_.ranges(main_weight_, mine)),
       {dtypes.model, dtypes.main, 1}, layout_.device());
 }
@@ -95,7 +95,7 @@ void GroupStorage::publish() {
 void GroupStorage::divide_gradient(double divisor) const {
   const auto mine = layout_.ranges(main_gradient_, layout_.part(Role::optimizer));
   const auto dtype = layout_.traits().dtypes.gradient;
-  deposit(cast_copies(mine, mine), {dtype, dtype, divisor}, layout_.device());
+  cast_copy(cast_copies(mine, mine), {dtype, dtype, divisor}, layout_.device());
 }
 
 at::Tensor GroupStorage::gather_main_weight() const {

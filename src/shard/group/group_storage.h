@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 #include "shard/group/group_layout.h"
 
 namespace sherd {

@@ -221,7 +221,7 @@ Work GroupTransfers::reduce(AxisKind axis, bool scatter, Communicator::OnStream 
 
 void GroupTransfers::stage(AxisKind axis) const {
   const auto& dtypes = layout_.traits().dtypes;
-  deposit(of_axis(stage_, axis), {dtypes.reduce, dtypes.gradient, 1}, layout_.device());
+  cast_copy(of_axis(stage_, axis), {dtypes.reduce, dtypes.gradient, 1}, layout_.device());
 }
 
 void GroupTransfers::accumulate(AxisKind axis, bool overwrite) const {
@@ -231,10 +231,10 @@ void GroupTransfers::accumulate(AxisKind axis, bool overwrite) const {
   const bool is_in_place = overwrite && kind.divisor == 1 && kind.target == kind.source &&
                            !copies.empty() && copies.front().target == copies.front().source;
   if (is_in_place) return;
-  if (overwrite) return deposit(copies, kind, layout_.device());
+  if (overwrite) return cast_copy(copies, kind, layout_.device());
   auto adding = copies;
   for (auto& one : adding) one.add = true;
-  deposit(adding, kind, layout_.device());
+  cast_copy(adding, kind, layout_.device());
 }
 
 bool GroupTransfers::accumulates_after(AxisKind axis) const {

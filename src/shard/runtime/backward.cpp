@@ -56,12 +56,12 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   }
   parts_.agreement.begin_pass(
       trains ? "a backward" : "a backward that reaches no parameter",
-      (trains ? 8 : 16) | flags.first | flags.last << 1 | flags.kept << 2, *section_, *pass_,
-      parts_.follower.take_followed());
+      (trains ? 8 : 16) | flags.first | flags.last << 1 | flags.still_gathered << 2, *section_,
+      *pass_, parts_.follower.take_followed());
   parts_.executor.begin(*section_);
   state.begin_backward();
   for (auto* unit : parts_.units) {
-    unit->collecting = false;
+    unit->activity().set_collecting(false);
     for (const auto& group : unit->groups()) {
       if (flags.first && !group->layout().shards_gradients()) group->inbox().mark_all_unwritten();
     }
@@ -105,8 +105,10 @@ void Backward::run_until(int32_t last) {
     auto& unit = parts_.units[boundary.unit];
     switch (boundary.kind) {
       case Boundary::Kind::exit: unit.leave(); break;
-      case Boundary::Kind::recompute: unit.phase = Unit::Phase::backward; break;
-      default: unit.enter(Unit::Phase::backward); unit.collecting = parts_.state.trains();
+      case Boundary::Kind::recompute: break;
+      default:
+        unit.activity().enter_backward();
+        unit.activity().set_collecting(parts_.state.trains());
     }
   }
 }

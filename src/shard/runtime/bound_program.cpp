@@ -102,12 +102,12 @@ void BoundProgram::bind_groups() {
     return int64_t{kNone};
   };
   for (const auto* unit : units_) {
-    const auto& place = program_->place(unit->number);
+    const auto& slots = program_->slots_of(unit->number());
     for (size_t i = 0; i < unit->groups().size(); ++i) {
       auto& group = *unit->groups()[i];
       group.transfers().bind(
-          {arena_, eager, offset(place.parameters, place.parameter_offsets[i]),
-           offset(place.gradients, place.gradient_offsets[i]), named("stage.reduce"),
+          {arena_, eager, offset(slots.parameters, slots.parameter_offsets[i]),
+           offset(slots.gradients, slots.gradient_offsets[i]), named("stage.reduce"),
            named("stage.outer")},
           links_of(group.traits()), units_.loss_divisor());
     }

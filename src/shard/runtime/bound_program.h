@@ -53,7 +53,7 @@ class BoundProgram {
   void signal_published() const;
 
   int64_t arena_bytes() const;
-  /// With whom the arena is registered; empty: with nobody.
+  /// Returns which communicators the arena is registered with; empty if with none.
   std::string symmetric_report() const;
 
  private:

@@ -53,10 +53,13 @@ void before_replay(Runtime& runtime, int64_t update_version, bool takes_tokens) 
   auto& parts = runtime.parts();
   const auto& name = runtime.root().name();
   const auto now = parts.units.frozen();
-  for (size_t i = 0; i < now.size(); ++i) {
+  size_t i = 0;
+  for (const auto& shard : parts.shards) {
+    if (!shard.trainable) continue;
+    const bool frozen = now[i];
     TORCH_CHECK(
-        now[i] == parts.state.frozen[i], "[shard.graph] parameter '", parts.units.trainable_name(i),
-        "' was ", now[i] ? "frozen" : "made trainable",
+        frozen == parts.state.frozen[i++], "[shard.graph] parameter '", shard.name, "' was ",
+        frozen ? "frozen" : "made trainable",
         " since the step was captured: run a step outside the graph and capture it again");
   }
   TORCH_CHECK(
@@ -75,18 +78,20 @@ void before_replay(Runtime& runtime, int64_t update_version, bool takes_tokens) 
 
 void after_replay(Runtime& runtime) {
   auto& parts = runtime.parts();
-  // What is kept gathered, or was refreshed, is older than the weights now.
+  // What is still gathered, or was refreshed, is older than the weights now.
   for (auto* unit : parts.units) {
-    if (unit->gathered) unit->hide();
+    if (unit->activity().is_gathered()) unit->hide();
   }
   parts.program.signal_published();
   parts.state.note_replay();
   const bool news = parts.watch.has_findings();
   parts.watch.copy_to_host();
   const int64_t step = parts.state.step();
+  auto record = RankRecords::Record::of_pass(
+      step, static_cast<int64_t>(parts.program->fingerprint()), /*pass=*/0, /*flags=*/0);
+  record.news = news;
   parts.agreement.records().start(
-      {Agreement::Kind::pass, step, static_cast<int64_t>(parts.program->fingerprint()), 0, news},
-      [step] { return c10::str("replays the graph of step ", step); });
+      record, [step] { return c10::str("replays the graph of step ", step); });
 }
 
 }  // namespace sherd

@@ -117,7 +117,7 @@ void Executor::run_on_compute(const Instruction& instruction) {
       // Complete where it signals: no later call of the unit adds to its gradients.
       if (section_->kind == Section::Kind::backward && instruction.signals != kNone) {
         complete_gradients(*unit);
-        const bool opened = program_->place(instruction.unit).gradients != kNone;
+        const bool opened = program_->slots_of(instruction.unit).gradients != kNone;
         if (program_.is_eager() && opened) reducing_.push_back(unit);  // its reduction comes next
       }
       break;
@@ -142,7 +142,7 @@ void Executor::run_on_compute(const Instruction& instruction) {
 /// What nothing was written to is zero: in the slot for this pass, in the main gradient for the
 /// step.
 void Executor::complete_gradients(Unit& unit) {
-  unit.collecting = false;
+  unit.activity().set_collecting(false);
   if (!state_.trains()) return;
   for (size_t i = 0; i < unit.groups().size(); ++i) {
     auto& group = *unit.groups()[i];
@@ -152,7 +152,7 @@ void Executor::complete_gradients(Unit& unit) {
     } else {
       group.inbox().flush();
     }
-    watch_.look_before_reduction(unit.number, static_cast<int32_t>(i), moment());
+    watch_.look_before_reduction(unit.number(), static_cast<int32_t>(i), moment());
   }
 }
 

@@ -61,7 +61,7 @@ void release_all(RuntimeParts& parts) noexcept {
   for (auto* unit : parts.units) {
     if (!unit) continue;
     unit->hide(/*keeps_memory=*/true);  // a gather may still write there
-    unit->rest();
+    unit->activity().rest();
     for (const auto& group : unit->groups()) group->inbox().drop_pending();
   }
 }

@@ -17,7 +17,7 @@ Follower::Follower(
     const StepState& state,
     const BoundProgram& program,
     Executor& executor,
-    Agreement& records,
+    RankRecords& records,
     Watch& watch)
     : world_(world),
       units_(units),
@@ -46,7 +46,7 @@ void Follower::begin(bool idle, bool follows) {
 void Follower::follow(CallTracker& calls, bool order_known, bool block) {
   const BackwardFlags flags{
       state_.backwards_done() == 0, state_.backwards_done() + 1 == state_.micro_batches(),
-      /*kept=*/true};
+      /*still_gathered=*/true};
   // The others send no record for a backward that does not communicate.
   if (!follows_ || followed_ || (order_known && !communicates(program_->backward(flags)))) return;
   // On CUDA the current stream may wait for gathers that the others have not come to yet.
@@ -66,13 +66,12 @@ void Follower::follow(CallTracker& calls, bool order_known, bool block) {
     const auto next = records_.followed();
     follows_ = next.has_value();
     if (!follows_) return;  // no rank has data
-    if (next->kind == Agreement::Kind::unforeseen && next->detail > 0) {
-      const auto& unit = units_[static_cast<int32_t>(next->detail - 1)];
-      executor_.gather_now(unit, state_.forward_flags(/*train=*/true).changed);
+    if (const auto unit = next->unforeseen_unit()) {
+      executor_.gather_now(units_[*unit], state_.forward_flags(/*train=*/true).changed);
       continue;
     }
     followed_ = next;
-    if (next->kind == Agreement::Kind::unforeseen) calls.note_other_order();
+    if (next->kind == RankRecords::Kind::unforeseen) calls.note_other_order();
   }
 }
 

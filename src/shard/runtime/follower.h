@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "plan/call_tracker.h"
-#include "shard/agreement.h"
+#include "shard/rank_records.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/executor.h"
 #include "shard/runtime/model_units.h"
@@ -30,7 +30,7 @@ class Follower {
       const StepState& state,
       const BoundProgram& program,
       Executor& executor,
-      Agreement& records,
+      RankRecords& records,
       Watch& watch);
 
   /// A pass begins in which this rank has no data (`idle`), and others may have (`follows`).
@@ -50,7 +50,7 @@ class Follower {
     }
   }
   /// What the others do next, if this rank knows it; then it is forgotten.
-  std::optional<Agreement::Record> take_followed() {
+  std::optional<RankRecords::Record> take_followed() {
     return std::exchange(followed_, std::nullopt);
   }
 
@@ -62,11 +62,11 @@ class Follower {
   const StepState& state_;
   const BoundProgram& program_;
   Executor& executor_;
-  Agreement& records_;
+  RankRecords& records_;
   Watch& watch_;
   bool idle_ = false;
   bool follows_ = false;
-  std::optional<Agreement::Record> followed_;
+  std::optional<RankRecords::Record> followed_;
 };
 
 }  // namespace sherd

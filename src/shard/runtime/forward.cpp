@@ -26,7 +26,7 @@ void show_buffers(Unit& unit, const std::vector<at::Tensor>& buffers) {
       group->show();
     }
   }
-  unit.gathered = true;
+  unit.activity().set_gathered();
 }
 
 Forward::Forward(RuntimeParts& parts) : parts_(parts) {
@@ -41,7 +41,7 @@ void Forward::begin(bool train, bool idle) {
   parts_.check_published();
   if (parts_.program.shared() != parts_.orders.next()) parts_.use(parts_.orders.next());
   for (auto* unit : parts_.units) {
-    if (unit->gathered_outside) unit->hide();
+    if (unit->activity().is_gathered_outside()) unit->hide();
   }
   parts_.follower.begin(
       idle,
@@ -55,14 +55,15 @@ void Forward::begin(bool train, bool idle) {
   }
   parts_.agreement.begin_pass(
       train ? "a forward with gradients" : "a forward without gradients",
-      flags.changed | flags.train << 1 | flags.kept << 2, *section_, *pass_, std::nullopt);
+      flags.changed | flags.train << 1 | flags.still_gathered << 2, *section_, *pass_,
+      std::nullopt);
   calls_.begin(*section_, program.order(train), train, parts_.orders.is_known());
   parts_.executor.begin(*section_);
   state.begin_forward();
 }
 
 int32_t Forward::enter(Unit& unit) {
-  const auto entered = calls_.enter(unit.number, recorded_region());
+  const auto entered = calls_.enter(unit.number(), recorded_region());
   drop_copy(entered.needless_copy);
   open_.push_back({&unit, entered.boundary.has_value()});
   if (entered.boundary) {
@@ -71,12 +72,12 @@ int32_t Forward::enter(Unit& unit) {
   } else {
     enter_unforeseen(open_.back());
   }
-  unit.enter(Unit::Phase::forward);
+  unit.activity().enter_forward();
   return entered.position;
 }
 
 bool Forward::leave(Unit& unit) {
-  const auto left = calls_.leave(unit.number);
+  const auto left = calls_.leave(unit.number());
   TORCH_CHECK(
       left.was_last, "[shard] unit '", unit.name(),
       "' is left, but it is not the one entered last");
@@ -100,7 +101,7 @@ void Forward::skip(CallTracker::Range range) {
     parts_.executor.run(boundary);
     auto& unit = parts_.units[boundary.unit];
     if (boundary.kind == Boundary::Kind::enter) {
-      ++unit.calls;  // without a range for profilers: nothing is computed
+      unit.activity().enter_skipped();  // without a range for profilers: nothing is computed
     } else {
       unit.leave();
     }
@@ -152,7 +153,8 @@ void Forward::enter_unforeseen(OpenCall& call) {
 }
 
 void Forward::leave_unforeseen(Unit& unit) {
-  if (unit.calls == 1) return unit.hide(/*keeps_memory=*/true);  // maybe of a gather ahead
+  if (unit.activity().calls() == 1)
+    return unit.hide(/*keeps_memory=*/true);  // maybe of a gather ahead
   // Within a call of itself: the outer one goes on with what it had.
   for (auto call = open_.rbegin() + 1; call != open_.rend(); ++call) {
     if (call->unit != &unit) continue;

@@ -16,11 +16,11 @@ namespace {
 
 /// Throws unless a unit that has another root may get a new one.
 void check_free(const Unit& unit, const Unit& root) {
-  if (!unit.runtime || !unit.runtime->units().has_root()) return;
-  unit.runtime->check_resting("a new root");
+  if (!unit.runtime() || !unit.runtime()->units().has_root()) return;
+  unit.runtime()->check_resting("a new root");
   TORCH_CHECK(
-      unit.runtime->state().backwards_done() == 0, "[shard] unit '", unit.name(),
-      "' is part of a step of the root '", unit.runtime->root().name(),
+      unit.runtime()->state().backwards_done() == 0, "[shard] unit '", unit.name(),
+      "' is part of a step of the root '", unit.runtime()->root().name(),
       "': finish that step before calling '", root.name(), "'");
 }
 
@@ -40,14 +40,14 @@ int32_t parent_of(size_t index, const std::vector<std::pair<std::string, Unit*>>
 }
 
 /// The numbers of units that a unit is to prefetch.
-std::vector<int32_t> numbers_of(const Unit& unit, const Unit::Modules& modules) {
+std::vector<int32_t> numbers_of(const Unit& unit, const UnitSettings::Modules& modules) {
   std::vector<int32_t> numbers;
   for (const auto& module : modules) {
     const auto other = find_unit(module.lock().get());
     TORCH_CHECK_VALUE(
-        other && other->number != kNone, "[shard] unit '", unit.name(),
+        other && other->number() != kNone, "[shard] unit '", unit.name(),
         "' is to prefetch a module that is no unit of this model: shard it first");
-    numbers.push_back(other->number);
+    numbers.push_back(other->number());
   }
   return numbers;
 }
@@ -68,19 +68,20 @@ ModelUnits::ModelUnits(Unit& root) {
     seen.push_back(unit);
   }
   std::sort(found.begin(), found.end(), [](const auto& one, const auto& other) {
-    return one.second->sequence < other.second->sequence;
+    return one.second->settings().sequence() < other.second->settings().sequence();
   });
   TORCH_CHECK(
       found.back().second == &root, "[shard] unit '", found.back().second->name(),
       "' was sharded after '", root.name(), "', which contains it: shard inner modules first");
   for (const auto& [path, unit] : found) {
-    if (unit != &root) unit->check_no_root_options(root);
+    if (unit != &root) unit->settings().check_no_root_options(root.name());
   }
   for (size_t i = 0; i < found.size(); ++i) {
-    found[i].second->number = static_cast<int32_t>(i);
+    found[i].second->set_number(static_cast<int32_t>(i));
     units_.push_back(found[i].second);
     parents_.push_back(parent_of(i, found));
   }
+  check_patterns_match(units_);
 }
 
 void ModelUnits::drop(const Unit& unit) noexcept {
@@ -93,29 +94,31 @@ void ModelUnits::check_complete() const {
   }
 }
 
-void ModelUnits::keep_parameterless_alive() {
+void ModelUnits::keep_parameterless_units_alive() {
   const auto holder = std::find_if(
       units_.begin(), units_.end(), [](const Unit* unit) { return !unit->groups().empty(); });
   if (holder == units_.end()) return;
   for (auto* unit : units_) {
     if (!unit->groups().empty()) continue;
-    (*holder)->holds.push_back(unit->shared_from_this());
-    registry().keep(unit->shared_from_this(), false);
+    (*holder)->keep_alive(unit->shared_from_this());
+    registry().keep_alive(unit->shared_from_this(), false);
   }
 }
 
 std::vector<UnitSpec> ModelUnits::specs() const {
   std::vector<UnitSpec> specs;
   for (const auto* unit : units_) {
+    const auto& settings = unit->settings();
     specs.push_back(unit->spec());
-    const bool nests = std::find(parents_.begin(), parents_.end(), unit->number) != parents_.end();
+    const bool nests =
+        std::find(parents_.begin(), parents_.end(), unit->number()) != parents_.end();
     TORCH_CHECK_VALUE(
-        (unit->prefetch().empty() && unit->backward_prefetch().empty()) || !nests, "[shard] unit '",
-        unit->name(),
+        (settings.prefetch().empty() && settings.backward_prefetch().empty()) || !nests,
+        "[shard] unit '", unit->name(),
         "' contains other units and prefetches for none: name the units to prefetch in the options "
         "of a unit that contains none");
-    specs.back().prefetch = numbers_of(*unit, unit->prefetch());
-    specs.back().backward_prefetch = numbers_of(*unit, unit->backward_prefetch());
+    specs.back().prefetch = numbers_of(*unit, settings.prefetch());
+    specs.back().backward_prefetch = numbers_of(*unit, settings.backward_prefetch());
   }
   return specs;
 }
@@ -132,47 +135,15 @@ std::string ModelUnits::full_name(const Unit& unit, const std::string& name) con
   return &unit == &root() ? name : unit.name() + "." + name;
 }
 
-std::vector<at::Tensor> ModelUnits::trainable_weights() const {
-  std::vector<at::Tensor> weights;
-  for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      weights.insert(
-          weights.end(), group->storage().main_pieces().begin(),
-          group->storage().main_pieces().end());
-    }
-  }
-  return weights;
-}
-
-std::string ModelUnits::trainable_name(size_t index) const {
-  for (const auto* unit : units_) {
-    for (const auto& group : unit->groups()) {
-      if (!group->traits().trainable) continue;
-      if (index < group->size()) return full_name(*unit, group->name(index));
-      index -= group->size();
-    }
-  }
-  return "";
-}
-
 std::vector<bool> ModelUnits::frozen() const {
   std::vector<bool> frozen;
-  for (const auto* unit : units_) unit->add_frozen(frozen);
+  for (const auto* unit : units_) unit->members().add_frozen(frozen);
   return frozen;
-}
-
-std::string ModelUnits::names_of(const std::vector<bool>& frozen) const {
-  std::string text;
-  for (size_t i = 0; i < frozen.size(); ++i) {
-    if (frozen[i]) text += (text.empty() ? "" : ", ") + trainable_name(i);
-  }
-  return text.empty() ? "none" : text;
 }
 
 bool ModelUnits::is_reached() const {
   return std::any_of(
-      units_.begin(), units_.end(), [](const Unit* unit) { return unit->is_reached(); });
+      units_.begin(), units_.end(), [](const Unit* unit) { return unit->members().are_reached(); });
 }
 
 void ModelUnits::check_initialised() const {

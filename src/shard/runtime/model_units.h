@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <string>
 #include <vector>
 
@@ -18,7 +16,8 @@ namespace sherd {
 class ModelUnits {
  public:
   /// Finds all units inside the root's module and gives each its number, and the path of its module
-  /// as name. Throws if one is in the middle of another root's step, or has options of a root.
+  /// as name. Throws if one is in the middle of another root's step or has options of a root, and
+  /// for patterns in their options that match nothing (check_patterns_match).
   explicit ModelUnits(Unit& root);
 
   const std::vector<Unit*>& all() const { return units_; }
@@ -36,7 +35,7 @@ class ModelUnits {
   /// Throws if a unit was deleted.
   void check_complete() const;
   /// Units without parameters live as long as one that has some.
-  void keep_parameterless_alive();
+  void keep_parameterless_units_alive();
 
   /// The order of calls before any was seen: each unit once, by the unit around it.
   CallOrder default_order() const { return order_of_tree(parents_); }
@@ -51,14 +50,9 @@ class ModelUnits {
 
   /// The name of a unit's parameter in the root's module.
   std::string full_name(const Unit& unit, const std::string& name) const;
-  /// Main weights of the parameters that were trainable when they were sharded.
-  std::vector<at::Tensor> trainable_weights() const;
-  /// The name of the parameter of that index among them.
-  std::string trainable_name(size_t index) const;
-  /// Of each of them: whether it is frozen now.
+  /// Returns whether each of the parameters that were trainable when they were sharded is frozen
+  /// now, in the order of trainable_only(parameter_shards()).
   std::vector<bool> frozen() const;
-  /// The names of those that `frozen` has.
-  std::string names_of(const std::vector<bool>& frozen) const;
   /// Whether the backward that autograd runs on this thread, or any outside one, brings a gradient
   /// to a parameter.
   bool is_reached() const;

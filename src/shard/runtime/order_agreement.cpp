@@ -73,9 +73,8 @@ bool OrderAgreement::adopt(
   auto order = without_recomputes(calls.observed());
   const bool first = !known_ && pass.train;
   const auto mine = CallMarks::of(order, calls.made());
-  Agreement::Record record{
-      .kind = first ? Agreement::Kind::order : Agreement::Kind::unforeseen,
-      .number = first ? 0 : issued};
+  auto record =
+      first ? RankRecords::Record::of_first_order() : RankRecords::Record::of_new_order(issued);
   record.new_recomputes = !mine.is_plain();
   order = parse_order(records_.agree_on_order(
       record,

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "plan/call_tracker.h"
-#include "shard/agreement.h"
+#include "shard/rank_records.h"
 #include "shard/runtime/graph_state.h"
 #include "shard/runtime/model_units.h"
 #include "shard/runtime/pass.h"
@@ -19,7 +19,10 @@ namespace sherd {
 class OrderAgreement {
  public:
   OrderAgreement(
-      const ModelUnits& units, const StepState& state, const GraphState& graph, Agreement& records)
+      const ModelUnits& units,
+      const StepState& state,
+      const GraphState& graph,
+      RankRecords& records)
       : units_(units), state_(state), graph_(graph), records_(records) {}
 
   /// The program of the next forward; a backward has its forward's.
@@ -46,7 +49,7 @@ class OrderAgreement {
   const ModelUnits& units_;
   const StepState& state_;
   const GraphState& graph_;
-  Agreement& records_;
+  RankRecords& records_;
   std::shared_ptr<const Program> next_;
   std::optional<CallOrder> evaluation_;  // of passes without gradients, if that is another
   bool known_ = false;

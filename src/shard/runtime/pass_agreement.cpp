@@ -18,12 +18,14 @@ bool communicates(const Section& section) {
 PassAgreement::PassAgreement(
     const World& world,
     const ModelUnits& units,
+    const std::vector<ParameterShard>& shards,
     StepState& state,
     const GraphState& graph,
     const BoundProgram& program,
     Watch& watch)
     : world_(world),
       units_(units),
+      shards_(shards),
       state_(state),
       graph_(graph),
       program_(program),
@@ -35,30 +37,30 @@ void PassAgreement::begin_pass(
     int64_t flags,
     const Section& section,
     const Pass& pass,
-    const std::optional<Agreement::Record>& followed) {
+    const std::optional<RankRecords::Record>& followed) {
   if (graph_.capturing) return;  // ranks speak before each replay
   if (!communicates(section) && program_agreed_) return;
   const int64_t number = state_.next_pass();
   const int64_t step = state_.step();
   const auto fingerprint =
       static_cast<int64_t>(program_->fingerprint() ^ std::hash<std::vector<bool>>()(state_.frozen));
+  auto record = RankRecords::Record::of_pass(step, fingerprint, number, flags);
   if (followed) {
     TORCH_CHECK(
-        followed->number == step && followed->hash == fingerprint &&
-            followed->detail == (number << 8 | flags),
-        "[shard.agree] rank ", world_.rank(), ", which has no data, begins ", what, " as pass ",
-        number, " of step ", step + 1, ", but the other ranks do something else: a rank calls ",
+        followed->agrees_with(record), "[shard.agree] rank ", world_.rank(),
+        ", which has no data, begins ", what, " as pass ", number, " of step ", step + 1,
+        ", but the other ranks do something else: a rank calls ",
         "sherd::idle_pass for each pass that the others make with data");
     program_agreed_ = true;
     return;
   }
+  record.news = watch_.has_findings();
+  record.new_recomputes = !pass.new_recomputes.empty();
   records_.start(
-      {Agreement::Kind::pass, step, fingerprint, number << 8 | flags, watch_.has_findings(),
-       !pass.new_recomputes.empty()},
-      [this, program = program_.shared(), step, number, what, frozen = state_.frozen] {
+      record, [this, program = program_.shared(), step, number, what, frozen = state_.frozen] {
         return c10::str(
             "begins ", what, " as pass ", number, " of step ", step + 1,
-            "\nfrozen since sharding: ", units_.names_of(frozen), "\n", program->facts());
+            "\nfrozen since sharding: ", names_of_frozen(shards_, frozen), "\n", program->facts());
       });
   // Unknown programs are compared before anything else is sent.
   if (!program_agreed_) records_.check(/*block=*/true);
@@ -69,7 +71,7 @@ void PassAgreement::call_unforeseen(const Unit& unit, int64_t issued) {
   const auto words =
       c10::str("calls unit '", unit.name(), "' where the program does not expect it");
   records_.start(
-      {Agreement::Kind::unforeseen, issued, hash_of(unit.name()), unit.number + 1},
+      RankRecords::Record::of_unforeseen_call(issued, unit.name(), unit.number()),
       [words] { return words; });
   records_.check(/*block=*/true);
 }
@@ -79,7 +81,7 @@ void PassAgreement::call_unforeseen(const Unit& unit, int64_t issued) {
 void PassAgreement::begin_update(const char* caller) {
   if (!world_.device().is_cpu() || world_.size() == 1) return;
   const int64_t step = state_.step();
-  records_.start({Agreement::Kind::update, step, hash_of(caller)}, [caller, step] {
+  records_.start(RankRecords::Record::of_update(step, caller), [caller, step] {
     return c10::str("calls ", caller, " in step ", step + 1);
   });
   records_.check(/*block=*/true);
@@ -90,8 +92,9 @@ int64_t PassAgreement::recover(const Executor& executor) {
   const int64_t issued = executor.issued();
   const bool catches_up = !world_.device().is_cuda();
   records_.start(
-      {Agreement::Kind::recovery, catches_up ? executor.issued_outside() : issued,
-       hash_of(executor.section()), state_.backwards_done()},
+      RankRecords::Record::of_recovery(
+          catches_up ? executor.issued_outside() : issued, executor.section(),
+          state_.backwards_done()),
       [&executor, issued, root = units_.root().name()] {
         return c10::str(
             "goes on after an exception in '", root, "', with ", issued,

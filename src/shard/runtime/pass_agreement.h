@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
-#include "shard/agreement.h"
+#include "shard/parameter_shards.h"
+#include "shard/rank_records.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/executor.h"
 #include "shard/runtime/graph_state.h"
@@ -26,6 +28,7 @@ class PassAgreement {
   PassAgreement(
       const World& world,
       const ModelUnits& units,
+      const std::vector<ParameterShard>& shards,
       StepState& state,
       const GraphState& graph,
       const BoundProgram& program,
@@ -39,7 +42,7 @@ class PassAgreement {
       int64_t flags,
       const Section& section,
       const Pass& pass,
-      const std::optional<Agreement::Record>& followed);
+      const std::optional<RankRecords::Record>& followed);
   /// A unit is called where the program does not expect it.
   void call_unforeseen(const Unit& unit, int64_t issued);
   /// All backwards of the step are done, and the update begins.
@@ -63,17 +66,18 @@ class PassAgreement {
   bool is_report_due() const { return report_due_; }
   void set_reported() { report_due_ = false; }
 
-  Agreement& records() { return records_; }
-  const Agreement& records() const { return records_; }
+  RankRecords& records() { return records_; }
+  const RankRecords& records() const { return records_; }
 
  private:
   World world_;
   const ModelUnits& units_;
+  const std::vector<ParameterShard>& shards_;
   StepState& state_;
   const GraphState& graph_;
   const BoundProgram& program_;
   Watch& watch_;
-  Agreement records_;
+  RankRecords records_;
   bool program_agreed_ = false;
   bool report_due_ = false;
 };

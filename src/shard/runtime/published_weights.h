@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
-#include "shard/runtime/model_units.h"
+#include "shard/parameter_shards.h"
 #include "shard/weight_change_detector.h"
 
 namespace sherd {
@@ -12,8 +13,15 @@ namespace sherd {
 /// on computing with the old ones.
 class PublishedWeights {
  public:
-  explicit PublishedWeights(const ModelUnits& units)
-      : units_(units), detector_(units.trainable_weights()) {
+  /// `shards` are those of all parameters of the model; they may be filled in until prepare().
+  explicit PublishedWeights(const std::vector<ParameterShard>& shards) : shards_(shards) {}
+  /// Takes the weights as they are now as published.
+  void prepare() {
+    std::vector<at::Tensor> weights;
+    for (const auto& shard : shards_) {
+      if (shard.trainable) weights.push_back(shard.main);
+    }
+    detector_ = WeightChangeDetector(weights);
     note_published();
   }
 
@@ -32,15 +40,12 @@ class PublishedWeights {
  private:
   int64_t versions() const {
     int64_t sum = 0;
-    for (const auto* unit : units_) {
-      for (const auto& group : unit->groups()) {
-        if (!group->traits().trainable) continue;
-        for (const auto& piece : group->storage().main_pieces()) sum += piece._version();
-      }
+    for (const auto& shard : shards_) {
+      if (shard.trainable) sum += shard.main._version();
     }
     return sum;
   }
-  const ModelUnits& units_;
+  const std::vector<ParameterShard>& shards_;
   WeightChangeDetector detector_;
   int64_t published_ = 0;
 };

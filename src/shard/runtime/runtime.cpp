@@ -12,19 +12,21 @@
 #include "shard/findings.h"
 #include "shard/outside_inference.h"
 #include "shard/region.h"
+#include "shard/registry.h"
 
 namespace sherd {
 
 using Phase = StepState::Phase;
 
 std::shared_ptr<Runtime> Runtime::of(Unit& unit) {
-  if (unit.runtime && unit.runtime->units().has_root()) return unit.runtime;  // else it is gone
+  if (unit.runtime() && unit.runtime()->units().has_root())
+    return unit.runtime();  // else it is gone
   const auto module = module_of(unit);
   TORCH_CHECK(module, "[shard] the module of unit '", unit.name(), "' is gone");
   const OutsideInference normal;
   const std::shared_ptr<Runtime> runtime(new Runtime(unit));
-  for (auto* one : runtime->parts_.units) one->runtime = runtime;
-  runtime->parts_.units.keep_parameterless_alive();
+  for (auto* one : runtime->parts_.units) one->set_runtime(runtime);
+  runtime->parts_.units.keep_parameterless_units_alive();
   return runtime;
 }
 
@@ -153,7 +155,6 @@ UnitCall Runtime::recompute(Unit& unit) {
   const auto copy = call.pass_->copies.find(call.position_);
   if (copy != call.pass_->copies.end()) {
     show_buffers(unit, copy->second);
-    unit.phase = Unit::Phase::backward;
   } else {
     backward_.enter_recompute(call.position_);
   }

@@ -12,22 +12,23 @@ RuntimeParts::RuntimeParts(Unit& root)
       units(root),
       program(world, units),
       executor(world, units, state, program, watch),
-      agreement(world, units, state, graph, program, watch),
+      agreement(world, units, shards, state, graph, program, watch),
       orders(units, state, graph, agreement.records()),
       abandonment(world, state),
       follower(world, units, state, program, executor, agreement.records(), watch),
-      weights(units) {
+      weights(shards) {
   state.frozen.assign(units.frozen().size(), false);
   orders.build(units.default_order());
   use(orders.next());
-  shards = parameter_shards(units.all());
+  shards = parameter_shards(units.all());  // with the main gradients, which use() has allocated
+  weights.prepare();
 }
 
 void RuntimeParts::use(const std::shared_ptr<const Program>& next) {
   const OutsideInference normal;
   if (program.has_streams()) program.streams().finish();
   for (auto* unit : units) unit->hide();
-  state.release_kept();
+  state.note_released();
   program.bind(next, [&] { watch.release(); });
   executor.forget();
   watch.prepare(units.all(), state.micro_batches());

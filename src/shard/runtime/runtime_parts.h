@@ -29,6 +29,7 @@ struct RuntimeParts {
 
   World world;
   ModelUnits units;
+  std::vector<ParameterShard> shards;  ///< of all parameters; none once a unit was deleted
   StepState state;
   GraphState graph;
   Watch watch;
@@ -39,7 +40,6 @@ struct RuntimeParts {
   Abandonment abandonment;
   Follower follower;
   PublishedWeights weights;
-  std::vector<ParameterShard> shards;  ///< of all parameters
 
   /// From now on this program runs. Waits for what is under way.
   void use(const std::shared_ptr<const Program>& next);

@@ -102,7 +102,7 @@ void Runtime::publish(bool by_optimizer) {
       "' is per token, but the gradients were not divided: update with "
       "sherd::step(model, optimizer, {.tokens = …})");
   for (auto* unit : parts_.units) {
-    if (unit->gathered) unit->hide();  // gathered ahead or kept: the values are old now
+    if (unit->activity().is_gathered()) unit->hide();  // ahead, or still: the values are old now
     for (const auto& group : unit->groups()) {
       if (!by_optimizer && group->traits().trainable) group->storage().publish();
     }
@@ -129,7 +129,7 @@ void Runtime::publish_loaded() {
 }
 
 void Runtime::note_edit() {
-  for (auto* unit : parts_.units) unit->hide();  // what was kept gathered is old now
+  for (auto* unit : parts_.units) unit->hide();  // what is still gathered is old now
   parts_.state.note_edit();
   parts_.weights.note_published();
   parts_.program.signal_published();
@@ -154,10 +154,11 @@ void Runtime::check_resting(const char* caller) {
   if (state().is_resting()) return;
   const bool forward = state().phase() == StepState::Phase::forward;
   for (const auto* unit : parts_.units) {
+    const auto& activity = unit->activity();
     TORCH_CHECK(
-        !unit->gathered && !unit->collecting, "[shard] ", caller, ": unit '", unit->name(), "' is ",
-        unit->gathered ? "gathered" : "collecting gradients", " in the ",
-        forward ? "forward" : "backward", " that is under way: do it between passes");
+        !activity.is_gathered() && !activity.is_collecting(), "[shard] ", caller, ": unit '",
+        unit->name(), "' is ", activity.is_gathered() ? "gathered" : "collecting gradients",
+        " in the ", forward ? "forward" : "backward", " that is under way: do it between passes");
   }
   TORCH_CHECK(false, "[shard] ", caller, ": a pass of '", root().name(), "' is under way");
 }

@@ -25,13 +25,14 @@ void StepState::end_forward() {
 
 void StepState::note_gathered(bool train) {
   weights_changed_ = false;
-  if (train) kept_ = true;
+  if (train) still_gathered_ = true;
 }
 
 void StepState::set_backward(bool trains) {
   trains_ = trains;
   backward_flags_ = {
-      trains && backwards_done_ == 0, trains && backwards_done_ + 1 == micro_batches_, kept_};
+      trains && backwards_done_ == 0, trains && backwards_done_ + 1 == micro_batches_,
+      still_gathered_};
 }
 
 void StepState::begin_backward() {
@@ -42,7 +43,7 @@ void StepState::begin_backward() {
 void StepState::end_backward() {
   expect(Phase::backward, "end_backward");
   phase_ = Phase::resting;
-  kept_ = false;
+  still_gathered_ = false;
 }
 
 bool StepState::count_backward() {
@@ -56,7 +57,7 @@ bool StepState::fail() noexcept {
     incomplete_gradients_ = true;
   }
   phase_ = Phase::failed;
-  kept_ = false;
+  still_gathered_ = false;
   return true;
 }
 
@@ -70,19 +71,19 @@ void StepState::recover() {
 void StepState::end_step() {
   weights_changed_ = true;
   ++weight_version_;
-  kept_ = divided_ = false;
+  still_gathered_ = divided_ = false;
   backwards_done_ = passes_ = 0;
   ++step_;
 }
 
 void StepState::note_edit() {
-  kept_ = false;
+  still_gathered_ = false;
   ++weight_version_;
 }
 
 void StepState::begin_capture() {
   weights_changed_ = true;
-  kept_ = false;
+  still_gathered_ = false;
 }
 
 void StepState::end_capture() {
@@ -92,7 +93,7 @@ void StepState::end_capture() {
 
 void StepState::note_replay() {
   weights_changed_ = true;
-  kept_ = false;
+  still_gathered_ = false;
   ++step_;
   ++weight_version_;
 }

@@ -28,7 +28,9 @@ class StepState {
   // ---- passes ------------------------------------------------------------------------------
 
   /// The kind of the forward that begins now.
-  ForwardFlags forward_flags(bool train) const { return {weights_changed_, train, kept_}; }
+  ForwardFlags forward_flags(bool train) const {
+    return {weights_changed_, train, still_gathered_};
+  }
   void begin_forward();
   void end_forward();
   /// The forward that has ended has refreshed the model weights and, if it trains, left
@@ -76,7 +78,7 @@ class StepState {
   /// Weights were written, on all ranks alike: nothing has to be sent.
   void note_edit();
   /// No unit is gathered any more.
-  void release_kept() { kept_ = false; }
+  void note_released() { still_gathered_ = false; }
 
   // ---- graphs ------------------------------------------------------------------------------
 
@@ -101,7 +103,7 @@ class StepState {
   int64_t passes_ = 0;
   int64_t weight_version_ = 0;
   bool weights_changed_ = false;  // since the last pass: other ranks' updates are not here yet
-  bool kept_ = false;             // keep_gathered units are gathered
+  bool still_gathered_ = false;   // keep_gathered units are gathered
   bool divided_ = false;
   bool incomplete_gradients_ = false;
   bool trains_ = true;

@@ -10,49 +10,67 @@
 #include <utility>
 #include <vector>
 
+#include "shard/rank_texts.h"
 #include "sherd/comm/world.h"
 
 namespace sherd {
 
-int64_t hash_of(const std::string& text);
-/// Returns the largest of the ranks' values, one by one. All ranks pass as many. Blocks.
-std::vector<int64_t> max_over(
-    Communicator& communicator, c10::Device device, const std::vector<int64_t>& values);
-/// Throws on all ranks, naming two sides, unless all say the same of what they do. Blocks.
-void require_same(
-    Communicator& communicator, c10::Device device, const char* what, const std::string& text);
-
-/// The words of one rank.
-struct Statement {
-  int64_t rank = 0;
-  std::string text;
-};
-/// Returns what the first `most` ranks with something to say have said, in the order of the ranks.
-/// Takes the memory of one text at a time, however many ranks there are. Blocks.
-std::vector<Statement> collect(
-    Communicator& communicator, c10::Device device, const std::string& text, size_t most);
-
-/// What ranks tell each other on the side, on a communicator of their own: a small record at the
-/// start of each pass that communicates, and whenever something unforeseen happens. The records are
+/// The records by which ranks tell each other what they do, on a communicator of their own: one at
+/// the start of each pass that communicates, and whenever something unforeseen happens.
+/// PassAgreement and OrderAgreement decide when one is sent and what it says. The records are
 /// reduced (the largest and the smallest value of each field), so that their size does not grow
 /// with the world. Ranks whose records differ learn it all at once, exchange what they know in
 /// words, and throw an error that names both sides.
-class Agreement {
+class RankRecords {
  public:
   enum class Kind : int64_t { pass, order, unforeseen, recovery, report, update };
+  /// What a rank does now. The functions say what the fields are for each kind.
   struct Record {
     Kind kind{};
-    int64_t number = 0;             ///< of the step, or of collectives so far
-    std::optional<int64_t> hash{};  ///< of what must be equal; none agrees with all
-    int64_t detail = 0;             ///< which pass it is
+    int64_t number = 0;             ///< must be equal: of the step, or of collectives so far
+    std::optional<int64_t> hash{};  ///< must be equal; none agrees with all
+    int64_t detail = 0;             ///< must be equal: the pass, or the unit
     bool news = false;              ///< the rank has findings to tell; others need not
     bool new_recomputes = false;    ///< the rank recomputed what the program does not expect
+
+    /// A pass begins: the `pass`-th of the step that communicates. `flags` are below 256.
+    static Record of_pass(int64_t step, int64_t fingerprint, int64_t pass, int64_t flags) {
+      return {Kind::pass, step, fingerprint, pass << 8 | flags};
+    }
+    /// A unit is called that the program does not expect, after `issued` collectives.
+    static Record of_unforeseen_call(int64_t issued, const std::string& name, int32_t unit) {
+      return {Kind::unforeseen, issued, hash_of(name), unit + 1};
+    }
+    /// A forward has ended that calls units for the first time.
+    static Record of_first_order() { return {Kind::order}; }
+    /// A forward has ended that went another way than the program, after `issued` collectives.
+    static Record of_new_order(int64_t issued) { return {Kind::unforeseen, issued}; }
+    /// A rank goes on after an exception in `section`, after `issued` collectives.
+    static Record of_recovery(int64_t issued, const std::string& section, int64_t backwards_done) {
+      return {Kind::recovery, issued, hash_of(section), backwards_done};
+    }
+    /// Findings are collected.
+    static Record of_report(int64_t step) { return {Kind::report, step, 0}; }
+    /// The update begins.
+    static Record of_update(int64_t step, const std::string& caller) {
+      return {Kind::update, step, hash_of(caller)};
+    }
+
+    /// Returns the number of the unit of an unforeseen call; none for other records.
+    std::optional<int32_t> unforeseen_unit() const {
+      if (kind != Kind::unforeseen || detail == 0) return std::nullopt;
+      return static_cast<int32_t>(detail - 1);
+    }
+    /// Returns whether the fields that must be equal are, kinds aside.
+    bool agrees_with(const Record& other) const {
+      return number == other.number && hash == other.hash && detail == other.detail;
+    }
   };
   /// What a rank says of itself where records differ: a line for the kind, then facts, one a line.
   using Words = std::function<std::string()>;
 
   /// Collective.
-  explicit Agreement(const World& world);
+  explicit RankRecords(const World& world);
 
   /// Sends this rank's record; one at a time.
   void start(const Record& record, Words words);

@@ -9,7 +9,7 @@
 
 namespace sherd {
 
-/// Values on their way into a buffer: target[i] = source[i] / divisor, or that much more.
+/// A copy into a buffer that casts and divides: target[i] = source[i] / divisor, or that much more.
 /// Target and source are `count` elements each, the same or disjoint.
 struct CastCopy {
   void* target = nullptr;
@@ -27,13 +27,13 @@ struct CastCopyKind {
 };
 
 /// Floating point of 16 bits or more.
-bool can_deposit(c10::ScalarType dtype);
+bool is_float16_or_wider(c10::ScalarType dtype);
 
-/// Makes the deposits, on CUDA by one kernel per 64 of them on the current stream.
-void deposit(std::span<const CastCopy> deposits, const CastCopyKind& kind, c10::Device device);
+/// Makes the copies, on CUDA by one kernel per 64 of them on the current stream.
+void cast_copy(std::span<const CastCopy> copies, const CastCopyKind& kind, c10::Device device);
 
 /// As above, in CUDA memory.
-void deposit_on_cuda(
-    std::span<const CastCopy> deposits, const CastCopyKind& kind, c10::Device device);
+void cast_copy_on_cuda(
+    std::span<const CastCopy> copies, const CastCopyKind& kind, c10::Device device);
 
 }  // namespace sherd

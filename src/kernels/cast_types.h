@@ -7,18 +7,18 @@
 
 #include <type_traits>
 
-#include "kernels/deposit.h"
+#include "kernels/cast_copy.h"
 
 namespace sherd {
 
-/// What a deposit is worked out in.
+/// The type that a copy is computed in.
 template <class Target, class Source>
-using DepositMath = std::
+using CastMath = std::
     conditional_t<std::is_same_v<Target, double> || std::is_same_v<Source, double>, double, float>;
 
-/// By way of fp32 for what knows no other way.
+/// Converts a value, by way of fp32 for types that float alone converts to.
 template <class Target, class Math>
-constexpr C10_HOST_DEVICE Target deposit_cast(Math value) {
+constexpr C10_HOST_DEVICE Target cast_to(Math value) {
   if constexpr (std::is_floating_point_v<Target>) {
     return static_cast<Target>(value);
   } else {
@@ -28,7 +28,7 @@ constexpr C10_HOST_DEVICE Target deposit_cast(Math value) {
 
 /// Calls `visitor` with a value of the type that `dtype` names.
 template <class Visitor>
-void with_deposit_type(c10::ScalarType dtype, Visitor visitor) {
+void with_float_type(c10::ScalarType dtype, Visitor visitor) {
   switch (dtype) {
     case c10::kFloat: return visitor(float{});
     case c10::kDouble: return visitor(double{});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/agreement.h"
+#include "shard/rank_records.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -9,10 +9,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <limits>
-#include <sstream>
 #include <thread>
 
 #include "comm/host_exchange.h"
@@ -50,41 +47,6 @@ class HostCopy final : public Work::State {
   Work work_;
 };
 
-/// The current stream itself: what ranks tell each other must not queue behind other work on the
-/// communicator's own.
-Communicator::OnStream on_current_stream(c10::Device device) {
-  if (!device.is_cuda()) return {};
-  return current_stream(device);
-}
-
-std::string line(const std::string& text, size_t number) {
-  std::istringstream in(text);
-  std::string result;
-  for (size_t i = 0; i <= number; ++i) {
-    if (!std::getline(in, result)) return "(nothing)";
-  }
-  return result;
-}
-
-/// The number of the first line that differs; the last one's if none does.
-size_t differing_line(const std::string& one, const std::string& other) {
-  const auto lines = [](const std::string& text) {
-    return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
-  };
-  const size_t most = std::max(lines(one), lines(other));
-  size_t number = 0;
-  while (number + 1 < most && line(one, number) == line(other, number)) ++number;
-  return number;
-}
-
-/// What two ranks say where they differ.
-std::string difference_of(const Statement& one, const Statement& other) {
-  const size_t number = differing_line(one.text, other.text);
-  return c10::str(
-      "rank ", one.rank, " and rank ", other.rank, " do not run the same program. Rank ", one.rank,
-      ": ", line(one.text, number), ". Rank ", other.rank, ": ", line(other.text, number));
-}
-
 /// The first rank on one side, and the first on the other that says something else.
 struct FirstOfSides {
   std::optional<Statement> one;
@@ -100,78 +62,9 @@ struct FirstOfSides {
   }
 };
 
-/// The lowest rank of which something is true, if there is one.
-std::optional<int64_t> lowest_rank(Communicator& communicator, c10::Device device, bool is_true) {
-  const int64_t mine = is_true ? communicator.size() - communicator.rank() : 0;
-  const int64_t found = max_over(communicator, device, {mine}).front();
-  return found == 0 ? std::nullopt : std::optional(communicator.size() - found);
-}
-
-/// One rank's text, on all ranks.
-std::string text_of(
-    Communicator& communicator, c10::Device device, int64_t rank, const std::string& mine) {
-  const bool speaks = communicator.rank() == rank;
-  const auto length = max_over(communicator, device, {speaks ? std::ssize(mine) : 0}).front();
-  if (length == 0) return {};
-  auto text = at::empty({length}, at::kByte);
-  if (speaks) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
-  auto sent = text.to(device);
-  communicator.broadcast(sent, rank, on_current_stream(device)).synchronize();
-  const auto heard = sent.cpu();
-  return {static_cast<const char*>(heard.const_data_ptr()), static_cast<size_t>(length)};
-}
-
 }  // namespace
 
-int64_t hash_of(const std::string& text) {
-  return static_cast<int64_t>(std::hash<std::string>()(text));
-}
-
-std::vector<int64_t> max_over(
-    Communicator& communicator, c10::Device device, const std::vector<int64_t>& values) {
-  if (device.is_meta() || values.empty()) return values;
-  auto host = at::empty({std::ssize(values)}, at::kLong);
-  std::copy(values.begin(), values.end(), host.mutable_data_ptr<int64_t>());
-  auto reduced = host.to(device);
-  communicator.all_reduce(reduced, Reduction::max(), on_current_stream(device)).synchronize();
-  const auto result = reduced.cpu();
-  const auto* begin = result.const_data_ptr<int64_t>();
-  return {begin, begin + result.numel()};
-}
-
-std::vector<Statement> collect(
-    Communicator& communicator, c10::Device device, const std::string& text, size_t most) {
-  // A rehearsal without memory is alone.
-  if (device.is_meta())
-    return text.empty() ? std::vector<Statement>{} : std::vector{Statement{0, text}};
-  std::vector<Statement> result;
-  int64_t after = -1;
-  while (result.size() < most) {
-    const bool speaks = !text.empty() && communicator.rank() > after;
-    const auto next = lowest_rank(communicator, device, speaks);
-    if (!next) break;
-    result.push_back({*next, text_of(communicator, device, *next, text)});
-    after = *next;
-  }
-  return result;
-}
-
-void require_same(
-    Communicator& communicator, c10::Device device, const char* what, const std::string& text) {
-  if (device.is_meta()) return;
-  const int64_t hash = hash_of(text);
-  const auto ends = max_over(communicator, device, {hash, ~hash});
-  if (ends[0] == ~ends[1]) return;
-  const auto first = text_of(communicator, device, 0, text);
-  const auto other = lowest_rank(communicator, device, text != first).value_or(0);
-  const auto theirs = text_of(communicator, device, other, text);
-  TORCH_CHECK(
-      false, "[shard.agree] rank 0 and rank ", other, " of '", communicator.name(), "' do not ",
-      what, " the same. Rank 0: ", first, ". Rank ", other, ": ", theirs,
-      ". All ranks must shard the same units in the same order, with the same options");
-}
-
-Agreement::Agreement(const World& world)
+RankRecords::RankRecords(const World& world)
     : world_(world), communicator_(world.communicator("control")) {
   const auto device = world.device();
   const auto options = at::TensorOptions().dtype(at::kLong).device(device);
@@ -186,7 +79,7 @@ Agreement::Agreement(const World& world)
   host_record_ = cuda ? at::empty({kValues}, host) : record_;
 }
 
-void Agreement::start(const Record& record, Words words) {
+void RankRecords::start(const Record& record, Words words) {
   if (world_.device().is_meta()) return;
   check(/*block=*/true);
   kind_ = record.kind;
@@ -207,7 +100,7 @@ void Agreement::start(const Record& record, Words words) {
   send();
 }
 
-void Agreement::start_following(bool news) {
+void RankRecords::start_following(bool news) {
   check(/*block=*/true);
   kind_ = Kind::pass;
   words_ = [] { return std::string("has no data, and follows the others"); };
@@ -219,7 +112,7 @@ void Agreement::start_following(bool news) {
   send();
 }
 
-std::optional<Agreement::Record> Agreement::followed() {
+std::optional<RankRecords::Record> RankRecords::followed() {
   check(/*block=*/true);
   if (largest(kKind) == kNoValue) return std::nullopt;
   return Record{
@@ -230,7 +123,7 @@ std::optional<Agreement::Record> Agreement::followed() {
 }
 
 /// Reduces what the host has written.
-void Agreement::send() {
+void RankRecords::send() {
   const auto* values = host_record_.const_data_ptr<int64_t>();
   sent_.assign(reinterpret_cast<const char*>(values), kValues * sizeof(int64_t));
   if (!stream_) {
@@ -248,11 +141,11 @@ void Agreement::send() {
 
 /// Blocks until all ranks have sent their records, as long as an operation may take. Where this
 /// rank does what the others may not, the error says what that is.
-void Agreement::wait() {
+void RankRecords::wait() {
   if (kind_ == Kind::pass || kind_ == Kind::order) return work_.synchronize();
   const auto explain = [&](const char* error) {
     TORCH_CHECK_WITH(
-        DistBackendError, false, "[shard.agree] rank ", world_.rank(), " ", line(words_(), 0),
+        DistBackendError, false, "[shard.agree] rank ", world_.rank(), " ", line_of(words_(), 0),
         ", and waited for the other ranks to do the same: ", error);
   };
   try {
@@ -264,16 +157,16 @@ void Agreement::wait() {
   }
 }
 
-int64_t Agreement::largest(size_t field) const {
+int64_t RankRecords::largest(size_t field) const {
   return host_record_.const_data_ptr<int64_t>()[2 * field];
 }
 
-bool Agreement::agrees(size_t field) const {
+bool RankRecords::agrees(size_t field) const {
   const int64_t turned = host_record_.const_data_ptr<int64_t>()[2 * field + 1];
   return largest(field) == ~turned || largest(field) == kNoValue;
 }
 
-void Agreement::check(bool block) {
+void RankRecords::check(bool block) {
   if (!open_ || (!block && !work_.done())) return;
   wait();
   open_ = false;
@@ -287,23 +180,23 @@ void Agreement::check(bool block) {
 
 // Note [Words on a stream of their own]
 // The current stream may wait for a collective that another rank never joins, so what ranks tell
-// each other is sent on the agreement's stream.
-std::vector<int64_t> Agreement::max_of(const std::vector<int64_t>& values) {
+// each other is sent on the records' stream.
+std::vector<int64_t> RankRecords::max_of(const std::vector<int64_t>& values) {
   const c10::OptionalStreamGuard guard(stream_);
   return max_over(communicator_, world_.device(), values);
 }
 
-std::vector<Statement> Agreement::collect(const std::string& text, size_t most) {
+std::vector<Statement> RankRecords::collect(const std::string& text, size_t most) {
   const c10::OptionalStreamGuard guard(stream_);
   return sherd::collect(communicator_, world_.device(), text, most);
 }
 
-void Agreement::refuse(bool on_one_side, bool on_the_other, const std::string& words) {
+void RankRecords::refuse(bool on_one_side, bool on_the_other, const std::string& words) {
   refuse(on_one_side, on_the_other, "", words);
 }
 
 /// Ranks differ in the records that they `sent`, or in words that say more.
-void Agreement::refuse(
+void RankRecords::refuse(
     bool on_one_side, bool on_the_other, const std::string& sent, const std::string& words) {
   const auto mine = sent + words;
   const auto difference = [&](Statement one, Statement other) {
@@ -334,7 +227,7 @@ void Agreement::refuse(
       "of micro-batches, and call them alike; a rank without data calls sherd::idle_pass");
 }
 
-std::string Agreement::agree_on_order(
+std::string RankRecords::agree_on_order(
     Record record, const char* what, const std::string& order, bool idle, bool has_followed) {
   if (world_.device().is_meta()) return order;
   const int64_t hash = hash_of(order);

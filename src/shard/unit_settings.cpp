@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shard/unit_settings.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <tuple>
+#include <utility>
+
+#include "kernels/cast_copy.h"
+#include "shard/glob.h"
+
+namespace sherd {
+namespace {
+
+DataAxes default_axes(const Mesh& mesh) {
+  return {"dp", mesh.has("dp_outer") ? "dp_outer" : ""};
+}
+
+int64_t next_sequence() {
+  static std::atomic<int64_t> units{0};
+  return units++;
+}
+
+/// What our kernels can't add or cast is refused before anything is changed.
+void check_dtypes(const GroupTraits& traits, const std::string& name) {
+  if (!traits.trainable) return;
+  const auto& [model, main, gradient, reduce] = traits.dtypes;
+  for (const auto& [role, dtype] :
+       {std::pair("compute", model), std::pair("main weight", main),
+        std::pair("main gradient", gradient), std::pair("reduce", reduce)}) {
+    TORCH_CHECK_VALUE(
+        is_float16_or_wider(dtype), "[shard] parameter '", name, "' is trainable, and its ", role,
+        " dtype is ", dtype, ": use floating point of 16 bits or more, or freeze it");
+  }
+}
+
+void check_axes(const GroupTraits& traits, const std::string& name) {
+  const auto& [inner, outer] = std::tie(traits.axes.inner, traits.axes.outer);
+  TORCH_CHECK_VALUE(
+      traits.mesh.has(inner) && (outer.empty() || traits.mesh.has(outer)), "[shard] parameter '",
+      name, "' is to be sharded over the axes '", inner, "' and '", outer,
+      "', which its mesh does not have: name its data-parallel axes");
+  for (const auto& axis : traits.mesh.axes()) {
+    // Whether ranks along another axis hold the same elements or others decides what a norm is.
+    TORCH_CHECK_VALUE(
+        axis.size == 1 || axis.name == inner || axis.name == outer || axis.name == "ep",
+        "[shard] parameter '", name, "' has a mesh with the axis '", axis.name, "' of ", axis.size,
+        " ranks, which is neither data-parallel nor 'ep' (experts): gradient norms are not defined "
+        "over it; name it in options.axes if it is data-parallel, or leave it out of the mesh");
+  }
+  if (!outer.empty()) return;
+  // Without an outer axis nothing can be spread over one.
+  const auto& optimizer = traits.placement.spreads(Role::optimizer);
+  TORCH_CHECK_VALUE(
+      optimizer.outer == Spread::replicate, "[shard] parameter '", name,
+      "' is to be sharded over an outer axis (", traits.placement.to_text(),
+      "), but none is named: give the mesh an axis 'dp_outer', or name one in options.axes");
+}
+
+}  // namespace
+
+UnitSettings::UnitSettings(
+    std::string name,
+    UnitOptions options,
+    std::optional<RootOptions> root_options,
+    std::shared_ptr<const Mesh> mesh)
+    : name_(std::move(name)),
+      options_(std::move(options)),
+      root_options_(root_options),
+      prefetch_(options_.prefetch.begin(), options_.prefetch.end()),
+      backward_prefetch_(options_.backward_prefetch.begin(), options_.backward_prefetch.end()),
+      mesh_(std::move(mesh)),
+      axes_(options_.axes.value_or(default_axes(*mesh_))),
+      sequence_(next_sequence()) {
+  options_.prefetch.clear();
+  options_.backward_prefetch.clear();
+}
+
+void UnitSettings::check_no_root_options(const std::string& root) const {
+  if (!root_options_) return;
+  const RootOptions defaults;
+  std::string set;
+  const auto add = [&](const char* name, bool changed) {
+    if (changed) set += (set.empty() ? "" : ", ") + std::string(name);
+  };
+  add("prefetch_depth", root_options_->prefetch_depth != defaults.prefetch_depth);
+  add("loss", root_options_->loss != defaults.loss);
+  add("memory", root_options_->memory != defaults.memory);
+  add("symmetric", root_options_->symmetric != defaults.symmetric);
+  add("budget", root_options_->budget != defaults.budget);
+  TORCH_CHECK_VALUE(
+      false, "[shard] unit '", name_, "' has root options", set.empty() ? "" : " (" + set + ")",
+      ", but it is inside '", root, "', whose options count: give them to fully_shard of '", root,
+      "' only");
+}
+
+Granule UnitSettings::granule_of(const UnshardedParameter& parameter) const {
+  auto granule = parameter.granule;
+  for (const auto& rule : options_.rules) {
+    if (rule.granule && matches_glob(rule.match, parameter.name)) granule = *rule.granule;
+  }
+  return granule;
+}
+
+GroupTraits UnitSettings::traits_of(const UnshardedParameter& parameter) const {
+  GroupTraits traits{
+      .trainable = parameter.parameter.requires_grad(),
+      .mesh = *mesh_,
+      .axes = axes_,
+      .placement = options_.placement};
+  const auto* precision = &options_.precision;
+  for (const auto& rule : options_.rules) {
+    if (!matches_glob(rule.match, parameter.name)) continue;
+    if (rule.mesh) {
+      traits.mesh = *rule.mesh;
+      traits.axes = default_axes(*rule.mesh);
+    }
+    if (rule.axes) traits.axes = *rule.axes;
+    if (rule.placement) traits.placement = *rule.placement;
+    if (rule.precision) precision = &*rule.precision;
+  }
+  traits.dtypes = resolve(*precision, parameter.dtype, traits.trainable);
+  check_dtypes(traits, parameter.name);
+  check_axes(traits, parameter.name);
+  return traits;
+}
+
+}  // namespace sherd
