@@ -118,7 +118,7 @@ c10::intrusive_ptr<c10d::Store> open_store(
   }
 }
 
-void meet(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout) {
+void await_all_ranks(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout) {
   const auto wrong = launch.rank == 0 ? lead(store, launch, Clock::now() + timeout)
                                       : follow(store, launch, timeout);
   TORCH_CHECK_WITH(

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/backends.h"
+#include "comm/emulated/emulated_session.h"
 #include "comm/emulated/recorded_calls.h"
 #include "comm/overlap.h"
 #include "comm/streams.h"
@@ -220,7 +220,7 @@ class EmulatedCommunicator final : public Communicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation) {
+std::unique_ptr<Session> open_emulated(const Emulation& emulation) {
   TORCH_CHECK_VALUE(
       emulation.size >= 1 && emulation.size <= 65536, "[comm.emulated] size is ", emulation.size,
       "; it must be 1 to 65,536");
@@ -231,9 +231,13 @@ std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation) 
       emulation.sms >= 1, "[comm.emulated] sms is ", emulation.sms, "; it must be at least 1");
   auto world = std::make_shared<EmulatedWorld>();
   world->emulation = emulation;
-  return std::make_shared<EmulatedCommunicator>(
-      std::move(world), emulation.rank, emulation.size,
-      Communicator::Identity{"world", "world", emulation.rank});
+  auto& device = world->emulation.device;
+  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  const Session::Location location{.launcher = Launcher::emulated, .device = device};
+  return std::make_unique<Session>(
+      location, std::make_shared<EmulatedCommunicator>(
+                    std::move(world), emulation.rank, emulation.size,
+                    Communicator::Identity{"world", "world", emulation.rank}));
 }
 
 std::vector<RecordedCall> recorded_calls(Communicator& communicator, bool forget) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/mpi_communicator.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
@@ -6,7 +8,6 @@
 
 #include <numeric>
 
-#include "comm/backends.h"
 #include "comm/mpi/operations.h"
 
 namespace sherd {
@@ -88,13 +89,13 @@ class MpiCommunicator final : public Communicator {
 
   Work do_send(at::Tensor tensor, int64_t peer, OnStream) override {
     return engine_->submit(
-        Engine::kNoLane,
-        make_send(scope("send"), members(Collective::send), std::move(tensor), peer), timeout_);
+        Lanes::kNone, make_send(scope("send"), members(Collective::send), std::move(tensor), peer),
+        timeout_);
   }
 
   Work do_receive(at::Tensor tensor, int64_t peer, OnStream) override {
     return engine_->submit(
-        Engine::kNoLane,
+        Lanes::kNone,
         make_receive(scope("receive"), members(Collective::receive), std::move(tensor), peer),
         timeout_);
   }
@@ -107,7 +108,7 @@ class MpiCommunicator final : public Communicator {
   /// group passed the same list.
   std::shared_ptr<Communicator> do_split(std::vector<int64_t> group, Identity child) override {
     const auto hash = static_cast<int64_t>(c10::get_hash(group));
-    auto mine = at::tensor({engine_->next_id(), hash}, at::kLong);
+    auto mine = at::tensor({engine_->next_communicator_number(), hash}, at::kLong);
     auto all = at::empty({size(), 2}, at::kLong);
     all_gather(all, mine).wait();
     const auto said = all.accessor<int64_t, 2>();
@@ -120,7 +121,7 @@ class MpiCommunicator final : public Communicator {
     }
     TORCH_CHECK(
         id < kMostIds, scope("split"), "all ", kMostIds, " numbers of communicators are used");
-    engine_->take_id(id);
+    engine_->use_communicator_number(id);
     auto world_ranks = std::make_shared<std::vector<int64_t>>();
     for (const int64_t member : group)
       world_ranks->push_back((*ranks_)[static_cast<size_t>(member)]);

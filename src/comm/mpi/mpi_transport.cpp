@@ -14,6 +14,7 @@
 
 #include "comm/launch.h"
 #include "comm/mpi/arrivals.h"
+#include "comm/mpi/mpi_session.h"
 #include "comm/mpi/transport.h"
 #include "comm/time_text.h"
 

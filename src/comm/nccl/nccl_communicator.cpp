@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl/nccl_communicator.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
-#include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <exception>
@@ -16,7 +16,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "comm/backends.h"
 #include "comm/host_exchange.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/symmetric.h"
@@ -71,11 +70,11 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
     // While the watch limits the wait. An abort ends windows, too; a borrowed group lives on.
     if (borrowed_ || std::uncaught_exceptions() == 0) windows_->close();
     watch_->stop();
-    if (borrowed_ || keeper_->gave_up()) return;
+    if (borrowed_ || abortable_->aborted()) return;
     // A clean end waits for what is under way; with an exception on its way, peers may never join
     // it.
     if (std::uncaught_exceptions() > 0) {
-      keeper_->give_up();
+      abortable_->abort();
       return;
     }
     group_->setTimeout(kClosing);
@@ -98,7 +97,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   void finish_and_announce_departure() noexcept {
     try {
       watch_->wait_until_idle(kClosing);
-      peers_.departures->announce();
+      peers_.departures->leave();
     } catch (const std::exception&) {
       // A device that reports errors: the peers will see the connections break.
     }
@@ -304,11 +303,12 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   WorldOptions options_;
   GroupPeers peers_;
   bool borrowed_;  // the group is the caller's, and so is closing it
-  std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_, device_, peers_);
-  std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(keeper_);
+  std::shared_ptr<AbortableGroup> abortable_ =
+      std::make_shared<AbortableGroup>(group_, device_, peers_);
+  std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(abortable_);
   std::shared_ptr<Windows> windows_ =
-      std::make_shared<Windows>(device_, [group = group_, keeper = keeper_] {
-        return keeper->gave_up() ? nullptr : reinterpret_cast<ncclComm_t>(group->getCommPtr());
+      std::make_shared<Windows>(device_, [group = group_, abortable = abortable_] {
+        return abortable->aborted() ? nullptr : reinterpret_cast<ncclComm_t>(group->getCommPtr());
       });
   c10::Stream stream_;
   at::Tensor token_;  // what a barrier reduces
@@ -359,27 +359,6 @@ std::shared_ptr<Communicator> nccl_communicator(
   return std::make_shared<NcclCommunicator>(
       std::move(nccl), group->getStore(), device, options, std::move(identity),
       GroupPeers{.ranks = ranks_below(size)}, /*borrowed=*/true);
-}
-
-int64_t gpu_count() {
-  return c10::cuda::device_count();
-}
-
-c10::Device device_of_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  TORCH_CHECK_VALUE(group.defined(), "[comm.world] the process group is undefined");
-  TORCH_CHECK_VALUE(
-      gpu_count() > 0,
-      "[comm.world] a process group is used over nccl, but this process sees no GPU");
-  const c10::Device current(c10::kCUDA, c10::cuda::current_device());
-  return group->getBoundDeviceId().value_or(current);
-}
-
-std::string cuda_version() {
-  const auto gpus = gpu_count();
-  return c10::str(
-      CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", nccl ", NCCL_MAJOR, ".",
-      NCCL_MINOR, ".", NCCL_PATCH,
-      gpus == 0 ? ", no GPU here" : c10::str(", ", gpus, gpus == 1 ? " GPU" : " GPUs"));
 }
 
 }  // namespace sherd

@@ -40,8 +40,8 @@ c10::intrusive_ptr<NcclGroup::Options> group_options(
   return result;
 }
 
-std::string GroupKeeper::failure(std::chrono::milliseconds open_for) {
-  if (given_up_) return "given up before";
+std::string AbortableGroup::failure(std::chrono::milliseconds open_for) {
+  if (aborted_) return "aborted before";
   // c10d finds its communicator by the calling thread's device; the watch's own has none yet.
   const c10::cuda::CUDAGuard guard(device_);
   // c10d learns of such errors too, but keeps them to its log.
@@ -65,13 +65,13 @@ std::string GroupKeeper::failure(std::chrono::milliseconds open_for) {
   return reason.empty() ? text : c10::str(reason, "; NCCL says: ", text);
 }
 
-void GroupKeeper::give_up() {
-  if (given_up_.exchange(true)) return;
+void AbortableGroup::abort() {
+  if (aborted_.exchange(true)) return;
   group_->setTimeout(kClosing);
   try {
     group_->abort();
   } catch (const std::exception&) {
-    // The error that made us give up is the one to report.
+    // The error that led to the abort is the one to report.
   }
 }
 
