@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "comm/launch.h"
@@ -13,7 +14,7 @@ namespace sherd {
 /// A backend that World::from_environment() can choose.
 struct BackendEntry {
   Backend backend;
-  const char* name;  ///< what its communicators return as backend()
+  const char* name;  ///< as its communicators return it from backend()
   /// Returns whether this build and machine have its devices. The first such entry is the default.
   bool (*is_available)();
   /// Opens it among the ranks of a launch. Collective: all ranks call it at the same point, with

@@ -31,7 +31,7 @@ namespace sherd {
 /// so that World::close() and std::exit() reach it.
 class Session {
  public:
-  /// Where a rank runs.
+  /// The place where a rank runs.
   struct Location {
     Launcher launcher = Launcher::alone;  ///< program that started the rank
     int64_t local_rank = 0;               ///< index among the ranks of this machine

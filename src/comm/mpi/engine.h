@@ -36,7 +36,7 @@ class Engine final : public Connection {
 
   /// Starts the thread. `patience`: how long leave() waits for ranks that are still at work.
   Engine(std::unique_ptr<Transport> transport, Milliseconds patience);
-  /// Leaves.
+  /// Calls leave().
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -51,8 +51,8 @@ class Engine final : public Connection {
   Work submit(int lane, std::shared_ptr<Operation> operation, Milliseconds timeout);
 
   /// Tells the other ranks that this one leaves, blocks until they all do, and finishes the
-  /// transport. After a failure it blocks for a few seconds only. Later operations throw. Any
-  /// thread, any number of times; does not throw.
+  /// transport. Blocks for `patience` at most, after a failure for 20 s at most. Later operations
+  /// throw. Any thread, any number of times; does not throw.
   void leave() noexcept override;
 
   /// Returns the least number that a communicator opened next may have on this process; see

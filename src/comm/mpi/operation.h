@@ -17,7 +17,7 @@
 namespace sherd {
 
 /// One collective, send or receive as a state machine. Any thread may wait for it; the engine's
-/// thread alone starts, advances and finishes it. It keeps its tensors alive, because the transport
+/// thread alone starts and advances it. It keeps its tensors alive, because the transport
 /// reads and writes them until it is finished.
 class Operation : public Work::State {
  public:
@@ -31,7 +31,7 @@ class Operation : public Work::State {
   explicit Operation(std::string scope) : scope_(std::move(scope)) {}
 
   /// Blocks until the operation is finished; throws its error, if any. After that its tensors may
-  /// be used again. Any thread; without the engine's time limit it could block for ever.
+  /// be used again. Any thread. The engine's time limit bounds how long it blocks.
   void wait() override;
   void synchronize() override { wait(); }
   /// Returns whether it is finished, with or without an error. Any thread; does not block.
@@ -39,7 +39,7 @@ class Operation : public Work::State {
 
   const std::string& scope() const { return scope_; }
 
-  // The functions below are called by the engine's thread alone, and none of them blocks.
+  // The functions below are called by the engine's thread, and none of them blocks.
 
   /// Posts the first messages. Called once, when the operations before it in its lane are done.
   virtual void start(Transport& transport) = 0;
@@ -48,7 +48,8 @@ class Operation : public Work::State {
   virtual bool advance(Transport& transport) = 0;
   /// Returns the world ranks of the messages under way, in ascending order.
   virtual std::vector<int64_t> waits_for() const = 0;
-  /// Ends it, with an error unless `error` is null, and wakes the threads that wait. Called once.
+  /// Ends it, with an error unless `error` is null, and wakes the threads that wait. Called once;
+  /// by the submitting thread if the operation is never started.
   void finish(std::exception_ptr error);
 
  private:
