@@ -88,7 +88,7 @@ class StreamWork final : public Work::State {
     entry_->scope = std::move(scope);
     entry_->timeout = timeout;
     entry_->deadline = std::chrono::steady_clock::now() + timeout;
-    // What is being captured into a graph does not run now; its event can't be asked.
+    // Work that is captured into a graph does not run now, and its event can't be queried.
     const auto capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx();
     if (capturing == c10::cuda::CaptureStatus::None) watch_->add(entry_);
   }
@@ -144,7 +144,7 @@ void StreamWatch::add(std::shared_ptr<Entry> entry) {
 }
 
 void StreamWatch::run() {
-  // Asking for an event must not spoil a capture that another thread is making.
+  // Querying an event must not invalidate a capture that another thread is making.
   auto mode = cudaStreamCaptureModeRelaxed;
   C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&mode));
   constexpr auto kPause = std::chrono::milliseconds(50);

@@ -36,7 +36,7 @@ class MpiCommunicator final : public Communicator {
   // Note [Tags]
   // A tag is the communicator's number, the kind of operation and the low bits of its count on that
   // communicator. Ranks that make different calls therefore never match each other's messages: they
-  // run into the time limit, and the error names the operation and who is missing.
+  // run into the time limit, and the error names the operation and the missing ranks.
   static constexpr int kKindBits = 4;
   static constexpr int kCountBits = 5;
   static constexpr int64_t kMostIds = int64_t{1} << (31 - kKindBits - kCountBits);
@@ -104,8 +104,8 @@ class MpiCommunicator final : public Communicator {
     return submit(make_barrier(scope("barrier"), members(Collective::barrier)));
   }
 
-  /// Ranks agree on the child's number (the least that none of them uses) and check that those of a
-  /// group passed the same list.
+  /// Makes all ranks agree on the child's number (the least that none of them has used) and checks
+  /// that those of a group passed the same list.
   std::shared_ptr<Communicator> do_split(std::vector<int64_t> group, Identity child) override {
     const auto hash = static_cast<int64_t>(c10::get_hash(group));
     auto mine = at::tensor({engine_->next_communicator_number(), hash}, at::kLong);
@@ -133,7 +133,7 @@ class MpiCommunicator final : public Communicator {
   c10::DeviceType device_type() const override { return c10::kCPU; }
 
   std::shared_ptr<Engine> engine_;
-  Ranks ranks_;  // of the world
+  Ranks ranks_;  // world rank of each member
   int64_t id_;
   std::chrono::milliseconds timeout_;
   int64_t count_ = 0;
