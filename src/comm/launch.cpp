@@ -81,8 +81,8 @@ Launch from_srun(const Variables& variables) {
       launch.size / std::max<int64_t>(variables.number_or("SLURM_STEP_NUM_NODES", whose, 1), 1);
   launch.has_mpi = variables.has("PMIX_RANK") || variables.has("PMI_RANK");
   if (!launch.has_mpi) {
-    // In a batch job srun runs on the first node, and so does task 0; started from elsewhere, it
-    // takes MASTER_ADDR to say where that is. A port from the job's number keeps jobs apart.
+    // In a batch job srun runs on the first node, as task 0 does; if it is started elsewhere,
+    // MASTER_ADDR must say where task 0 is. A port made from the job's number keeps jobs apart.
     launch.host = variables.has("MASTER_ADDR") ? variables.word("MASTER_ADDR", whose)
                                                : variables.word("SLURM_LAUNCH_NODE_IPADDR", whose);
     const int64_t derived = 20000 + variables.number_or("SLURM_JOB_ID", whose, 0) % 20000;
@@ -107,7 +107,7 @@ Launch launch_from(const std::function<const char*(const char*)>& get) {
   } else if (variables.has("SLURM_STEP_NUM_TASKS")) {
     launch = from_srun(variables);
   } else {
-    // Taking each of its ranks for a world of one would train as many models side by side.
+    // Without this check each rank would train a model of its own, as a world of one.
     TORCH_CHECK_VALUE(
         variables.number_or("PMI_SIZE", "another MPI", 1) == 1, "[comm.world] PMI_SIZE is ",
         variables.word("PMI_SIZE", "another MPI"),

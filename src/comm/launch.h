@@ -9,22 +9,23 @@
 
 namespace sherd {
 
-/// What the launcher's environment says about this process.
+/// This process's place among the ranks, as its launcher describes it in environment variables.
 struct Launch {
   Launcher launcher = Launcher::alone;
-  int64_t rank = 0;
-  int64_t size = 1;
-  int64_t local_rank = 0;
-  int64_t local_size = 1;
-  bool has_mpi = false;  ///< an MPI launcher started the ranks
-  std::string host;      ///< of the store, where there is no MPI
-  int port = 0;
+  int64_t rank = 0;                 ///< index in the world
+  int64_t size = 1;                 ///< number of ranks
+  int64_t local_rank = 0;           ///< index among the ranks of this machine
+  int64_t local_size = 1;           ///< number of ranks on this machine
+  bool has_mpi = false;             ///< whether the launcher also starts MPI
+  std::string host;                 ///< where the store is served, if there is no MPI
+  int port = 0;                     ///< port of the store
   bool launcher_has_store = false;  ///< the launcher itself serves the store (torchrun's agent)
 };
 
-/// Reads variables through `get`, which returns null for one that is not set. Throws, naming
-/// variable and value, when they contradict each other or one is missing.
+/// Reads the variables through `get`, which returns null for one that is not set. Throws with the
+/// variable and its value if one is missing or out of range, or if they contradict each other.
 Launch launch_from(const std::function<const char*(const char*)>& get);
+/// Reads the variables of this process.
 Launch launch_from_environment();
 
 }  // namespace sherd

@@ -12,7 +12,7 @@ namespace sherd {
 
 struct Mesh::Line {
   int64_t coordinate = 0;
-  std::vector<int64_t> ranks;  // of the world, along the axis through this rank
+  std::vector<int64_t> ranks;  // world ranks along the axis through this rank
   std::shared_ptr<Communicator> communicator;
   mutable std::map<std::string, std::shared_ptr<Communicator>> for_purpose;
 };
@@ -35,7 +35,7 @@ void check_axes(const std::vector<Axis>& axes) {
     for (size_t j = 0; j < i; ++j) {
       TORCH_CHECK_VALUE(
           axes[i].name != axes[j].name, "[comm.mesh] the name '", axes[i].name,
-          "' stands twice in ", to_text(axes));
+          "' appears twice in ", to_text(axes));
     }
   }
 }
@@ -131,7 +131,7 @@ Mesh Mesh::flatten(const std::vector<std::string>& axes, const std::string& name
   std::vector<Axis> kept;
   std::vector<std::shared_ptr<const Line>> lines;
   for (size_t i = 0; i < axes_.size(); ++i) {
-    if (axes_[i].name == axes.front()) {  // the new axis stands where the first of them stood
+    if (axes_[i].name == axes.front()) {  // the new axis takes the place of the first of them
       kept.push_back({name, total});
       lines.push_back(flat);
     } else if (std::find(axes.begin(), axes.end(), axes_[i].name) == axes.end()) {

@@ -29,7 +29,7 @@ std::shared_ptr<Work::State> stream_work(
   refuse_streams();
 }
 
-// Nothing makes one here, but a shared pointer to it must know how it ends.
+// None is ever made here, but a shared pointer to one needs its destructor.
 StreamWatch::~StreamWatch() = default;
 
 StreamScope::StreamScope(Communicator::OnStream, c10::Stream own) : stream_(own), previous_(own) {

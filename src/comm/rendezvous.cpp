@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/rendezvous.h"
-#include "comm/time_text.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -15,6 +14,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
+
+#include "comm/time_text.h"
 
 namespace sherd {
 namespace {
@@ -41,8 +42,9 @@ std::string listed(const std::vector<int64_t>& ranks) {
   return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
 }
 
-/// Rank 0 watches who arrives, and decides for all: empty when all is well, else what is wrong.
-std::string judge(c10d::Store& store, const Launch& launch, Clock::time_point deadline) {
+/// On rank 0: blocks until all ranks have arrived, and returns an empty text; or returns what is
+/// wrong.
+std::string await_arrivals(c10d::Store& store, const Launch& launch, Clock::time_point deadline) {
   while (true) {
     if (store.check({kDispute})) return text(store.get(kDispute));
     std::vector<int64_t> missing;
@@ -57,13 +59,13 @@ std::string judge(c10d::Store& store, const Launch& launch, Clock::time_point de
   }
 }
 
-/// As rank 0: says the size, waits for the others, and tells them the verdict.
-std::string lead(c10d::Store& store, const Launch& launch, Clock::time_point deadline) {
+/// On rank 0: publishes the size, waits for the others, and tells them what is wrong, if anything.
+std::string arrive_as_first(c10d::Store& store, const Launch& launch, Clock::time_point deadline) {
   store.set(kSize, bytes(std::to_string(launch.size)));
-  const auto verdict = judge(store, launch, deadline);
+  const auto verdict = await_arrivals(store, launch, deadline);
   store.set(kVerdict, bytes(verdict));
   if (verdict.empty()) return verdict;
-  // The store may go with this rank: stay until the others have read why.
+  // The store may end with this rank: stay until the others have read why.
   int64_t arrived = 0;
   for (int64_t rank = 1; rank < launch.size; ++rank)
     arrived += store.check({arrival(rank)}) ? 1 : 0;
@@ -73,8 +75,9 @@ std::string lead(c10d::Store& store, const Launch& launch, Clock::time_point dea
   return verdict;
 }
 
-/// As any other: compares the size, says that it is here, and hears the verdict.
-std::string follow(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout) {
+/// On other ranks: compares the size, marks this rank as arrived, and returns what rank 0 found.
+std::string arrive_as_other(
+    c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout) {
   try {
     store.wait({kSize}, timeout);
     const auto size = text(store.get(kSize));
@@ -86,7 +89,8 @@ std::string follow(c10d::Store& store, const Launch& launch, std::chrono::millis
       return dispute;
     }
     store.set(arrival(launch.rank), bytes("here"));
-    // Longer than rank 0's own limit, so that its verdict, which names names, comes first.
+    // Longer than rank 0's own limit, so that its verdict, which names the missing ranks, comes
+    // first.
     store.wait({kVerdict}, timeout + std::chrono::seconds(5));
     const auto verdict = text(store.get(kVerdict));
     if (!verdict.empty()) store.add(kHeard, 1);
@@ -119,8 +123,8 @@ c10::intrusive_ptr<c10d::Store> open_store(
 }
 
 void await_all_ranks(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout) {
-  const auto wrong = launch.rank == 0 ? lead(store, launch, Clock::now() + timeout)
-                                      : follow(store, launch, timeout);
+  const auto wrong = launch.rank == 0 ? arrive_as_first(store, launch, Clock::now() + timeout)
+                                      : arrive_as_other(store, launch, timeout);
   TORCH_CHECK_WITH(
       DistBackendError, wrong.empty(), "[comm.world] rank ", launch.rank, " of ", launch.size,
       ", start: ", wrong, " (the limit is ", in_seconds(timeout), ")");

@@ -11,19 +11,21 @@
 
 namespace sherd {
 
-/// The store at which the ranks of a launcher without MPI meet: a TCPStore of the launcher's own or
-/// of rank 0. Throws if none answers in time.
+/// Opens the store at which the ranks of a launcher without MPI meet: a TCPStore that the launcher
+/// or rank 0 serves. Blocks until it answers; throws if it does not in time.
 c10::intrusive_ptr<c10d::Store> open_store(const Launch& launch, std::chrono::milliseconds timeout);
 
-/// Returns when all ranks have arrived at the store and say the same size. When the time is up, or
-/// ranks disagree, every rank that came throws, naming who is missing or who says what. A store's
-/// keys serve one meeting.
+/// Blocks until all ranks have arrived at the store and named the same size of the world. When the
+/// time is up, or if sizes differ, it throws on every rank that arrived, with the missing ranks or
+/// both sizes. Collective. The keys of a store serve one call: give each call a PrefixStore of its
+/// own.
 void await_all_ranks(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout);
 
-/// For a process alone.
+/// Returns a store in this process's memory, for a process alone.
 c10::intrusive_ptr<c10d::Store> lone_store();
 
-/// A store for ranks that already have a communicator: rank 0 serves it and tells the others where.
+/// Opens a store among ranks that already have a communicator for CPU tensors: rank 0 serves it and
+/// tells the others where. Collective; blocks.
 c10::intrusive_ptr<c10d::Store> shared_store(
     Communicator& communicator, std::chrono::milliseconds timeout);
 

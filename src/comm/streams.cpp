@@ -21,7 +21,7 @@ namespace sherd {
 
 namespace {
 
-/// Events that nobody waits for any more: making one takes longer than recording it.
+/// Events that are not in use, kept because making one takes longer than recording it.
 class EventPool {
  public:
   std::unique_ptr<at::cuda::CUDAEvent> take() {
@@ -41,8 +41,8 @@ class EventPool {
   std::vector<std::unique_ptr<at::cuda::CUDAEvent>> free_;
 };
 
-/// Of a device: events belong to one. Never destroyed, since works may outlive the library's
-/// statics.
+/// Returns the pool of a device: an event belongs to one. Never destroyed, since works may outlive
+/// the library's statics.
 EventPool& pool_of(c10::DeviceIndex device) {
   static auto& pools = *new std::array<EventPool, C10_COMPILE_TIME_MAX_GPUS>();
   return pools.at(static_cast<size_t>(device));
@@ -64,7 +64,7 @@ class PooledEvent {
 
 }  // namespace
 
-/// One open work: its end, and until when it may take.
+/// One unfinished work: its end, and its time limit.
 struct StreamWatch::Entry {
   explicit Entry(c10::DeviceIndex device) : end(device) {}
   PooledEvent end;
@@ -88,7 +88,7 @@ class StreamWork final : public Work::State {
     entry_->scope = std::move(scope);
     entry_->timeout = timeout;
     entry_->deadline = std::chrono::steady_clock::now() + timeout;
-    // What is being captured into a graph does not run now; its event can't be asked.
+    // Work that is captured into a graph does not run now, and its event can't be queried.
     const auto capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx();
     if (capturing == c10::cuda::CaptureStatus::None) watch_->add(entry_);
   }
@@ -115,7 +115,7 @@ class StreamWork final : public Work::State {
   std::shared_ptr<StreamWatch> watch_;
 };
 
-StreamWatch::StreamWatch(std::shared_ptr<StreamKeeper> keeper) : keeper_(std::move(keeper)) {
+StreamWatch::StreamWatch(std::shared_ptr<Abortable> source) : source_(std::move(source)) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -144,17 +144,17 @@ void StreamWatch::add(std::shared_ptr<Entry> entry) {
 }
 
 void StreamWatch::run() {
-  // Asking for an event must not spoil a capture that another thread is making.
+  // Querying an event must not invalidate a capture that another thread is making.
   auto mode = cudaStreamCaptureModeRelaxed;
   C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&mode));
   constexpr auto kPause = std::chrono::milliseconds(50);
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kPause, [&] { return stopping_; })) {
-    if (!failed_) look();
+    if (!failed_) check_oldest();
     if (!error_.empty() && !failed_) {
       failed_.store(true, std::memory_order_release);
       lock.unlock();
-      keeper_->give_up();
+      source_->abort();
       lock.lock();
     }
   }
@@ -175,15 +175,15 @@ void StreamWatch::wait_until_idle(std::chrono::milliseconds limit) {
   }
 }
 
-/// Forgets what is done; notes what is wrong.
-void StreamWatch::look() {
+/// Drops the entries that are done, and keeps an error if the oldest of the others has one.
+void StreamWatch::check_oldest() {
   try {
     forget_finished();
     if (open_.empty()) return;
     const auto& oldest = *open_.front();
     const auto open_for = std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::steady_clock::now() - (oldest.deadline - oldest.timeout));
-    if (const auto failure = keeper_->failure(open_for); !failure.empty()) {
+    if (const auto failure = source_->failure(open_for); !failure.empty()) {
       error_ = oldest.scope + failure;
     } else if (std::chrono::steady_clock::now() > oldest.deadline) {
       error_ = c10::str(

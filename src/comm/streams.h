@@ -17,43 +17,46 @@
 
 namespace sherd {
 
-/// A CUDA stream that a communicator uses when it is given none.
+/// Returns a CUDA stream of torch's pool, for operations that are given none.
 c10::Stream communication_stream(c10::Device device, bool high_priority);
 
 /// Returns the device's CUDA stream for messages between ranks that must get through while a
 /// collective hangs. Nothing else uses it; torch's pool hands the same streams out again and again.
 c10::Stream control_stream(c10::Device device);
 
-/// The stream that work on this device goes to now.
+/// Returns the calling thread's current CUDA stream on a device.
 c10::Stream current_stream(c10::Device device);
 
-/// Who is behind the work on a stream, and can tell what is wrong with it.
-class StreamKeeper {
+/// The interface through which a StreamWatch learns of failures and ends work that hangs. Called on
+/// the watch's thread.
+class Abortable {
  public:
-  virtual ~StreamKeeper() = default;
-  /// Returns an error message, or an empty text while all is well. `open_for`: the time that the
-  /// oldest unfinished work has taken so far.
+  virtual ~Abortable() = default;
+  /// Returns an error message, or an empty text while all is well. `open_for`: how long the oldest
+  /// unfinished work has taken so far. May block for a few seconds.
   virtual std::string failure(std::chrono::milliseconds open_for) = 0;
-  /// Ends what is under way; nothing can be started any more.
-  virtual void give_up() = 0;
+  /// Ends the work under way, so that its streams go on; nothing can be started any more. Only the
+  /// first call does something.
+  virtual void abort() = 0;
 };
 
-/// Watches the work of one communicator from a thread of its own, since the host may wait for it in
-/// ways that know no limit (a copy to the host, a stream's own synchronize). When the oldest work
-/// is not done in time, or the keeper reports a failure, it notes an error that begins with the
-/// work's scope and makes the keeper give up.
+/// A thread that watches the work of one communicator, since the host may wait for that work in
+/// ways that have no limit (a copy to the host, a stream's own synchronize). When the oldest work
+/// is not done in time, or its source reports a failure, it keeps an error that begins with the
+/// work's scope and aborts the source. All functions may be called on any thread.
 class StreamWatch {
  public:
-  explicit StreamWatch(std::shared_ptr<StreamKeeper> keeper);
+  explicit StreamWatch(std::shared_ptr<Abortable> source);
   ~StreamWatch();
   StreamWatch(const StreamWatch&) = delete;
   StreamWatch& operator=(const StreamWatch&) = delete;
 
-  /// Waits for what is under way, for this long at most.
+  /// Blocks until the work under way is done or has failed, for `limit` at most. Does not throw for
+  /// work that has failed.
   void wait_until_idle(std::chrono::milliseconds limit);
-  /// Before the keeper closes what it keeps.
+  /// Ends the thread. To be called before the source closes what it would abort.
   void stop();
-  /// Throws the error, if there is one.
+  /// Throws the error, if there is one. Does not block.
   void check() const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
 
@@ -62,10 +65,10 @@ class StreamWatch {
   struct Entry;
   void add(std::shared_ptr<Entry> entry);
   void run();
-  void look();
+  void check_oldest();
   void forget_finished();
 
-  std::shared_ptr<StreamKeeper> keeper_;
+  std::shared_ptr<Abortable> source_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Entry>> open_;
@@ -75,16 +78,18 @@ class StreamWatch {
   std::thread thread_;
 };
 
-/// Work that was just enqueued on `stream`; marks its end by an event, for which wait() lets the
-/// current stream wait. With a watch, it is watched until it is done, `timeout` at most.
+/// Returns a handle to the work that was just enqueued on `stream`, whose end it marks by an event.
+/// Its wait() makes the current stream wait for that event, without blocking the host. With a
+/// watch, work that takes longer than `timeout` is aborted, and the handle's functions throw an
+/// error that begins with `scope`.
 std::shared_ptr<Work::State> stream_work(
     c10::Stream stream,
     std::string scope = "",
     std::shared_ptr<StreamWatch> watch = nullptr,
     std::chrono::milliseconds timeout = {});
 
-/// While it lives, `stream` is the current one. Without one given, the communicator's own is taken,
-/// and it first waits for what the current stream holds: the inputs are written there.
+/// A scope in which the given stream is the current one. Without a given stream it takes the
+/// communicator's own, which first waits for the current stream: the inputs are written there.
 class StreamScope {
  public:
   StreamScope(Communicator::OnStream given, c10::Stream own);

@@ -8,7 +8,7 @@
 
 namespace sherd {
 
-/// A time limit for an error: "60 s", "1.5 s".
+/// Returns a time as errors print it: "60 s", "1.5 s".
 inline std::string in_seconds(std::chrono::milliseconds time) {
   return c10::str(static_cast<double>(time.count()) / 1000, " s");
 }

@@ -5,8 +5,8 @@
 
 #include <sstream>
 
-#include "comm/backends.h"
-#include "comm/mpi/transport.h"
+#include "comm/mpi/mpi_session.h"
+#include "comm/nccl/nccl_session.h"
 
 namespace sherd {
 

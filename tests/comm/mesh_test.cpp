@@ -89,7 +89,7 @@ TEST(MeshTest, RefusesAxesThatDoNotFitTheWorld) {
   };
   EXPECT_NE(refusal({{"dp", test_world().size() + 1}}).find("the world has"), std::string::npos);
   EXPECT_NE(
-      refusal({{"dp", test_world().size()}, {"dp", 1}}).find("stands twice"), std::string::npos);
+      refusal({{"dp", test_world().size()}, {"dp", 1}}).find("appears twice"), std::string::npos);
   EXPECT_NE(refusal({{"dp", 0}}).find("size 0"), std::string::npos);
   EXPECT_NE(refusal({}).find("the world has"), std::string::npos);
 }

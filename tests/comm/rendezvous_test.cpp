@@ -93,13 +93,13 @@ TEST(DeparturesTest, ARankThatLeavesIsKnownToThoseThatWaitForIt) {
   Departures second(store, 1, milliseconds(0));
   Departures third(store, 2, milliseconds(0));
   EXPECT_EQ(first.reason({0, 1, 2}), "");
-  second.announce();
-  second.announce();
+  second.leave();
+  second.leave();
   EXPECT_EQ(first.reason({0, 2}), "") << "rank 1 has no part in it";
   EXPECT_EQ(first.reason({0, 1}), "rank 1 has left: its process closed the world, or ended");
   try {
     struct Leaver {
-      ~Leaver() { departures.announce(); }
+      ~Leaver() { departures.leave(); }
       Departures& departures;
     } leaver{third};
     throw std::runtime_error("a mistake");
@@ -113,7 +113,7 @@ TEST(DeparturesTest, TheStoreIsNotAskedMoreOftenThanSaid) {
   Departures first(store, 0, std::chrono::hours(1));
   Departures second(store, 1);
   EXPECT_EQ(first.reason({1}), "");
-  second.announce();
+  second.leave();
   EXPECT_EQ(first.reason({1}), "");
 }
 

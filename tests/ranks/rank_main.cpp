@@ -3,6 +3,7 @@
 // others only their failures. A test that takes too long is named, and its process ended: later
 // than the library would end an operation, so that the library's error, which says more, comes
 // first.
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include <string>
 #include <thread>
 
+#include "comm/backends.h"
 #include "ranks/rank_world.h"
 
 namespace sherd::testing {
@@ -39,9 +41,12 @@ World make_world() {
     return World::emulated(
         {.rank = size / 2, .size = size, .device = c10::Device(device ? device : "cpu")});
   }
-  return World::from_environment(
-      {.backend = backend == "nccl" ? Backend::nccl : Backend::mpi,
-       .operation_timeout = std::chrono::seconds(60)});
+  for (const auto& entry : backends()) {
+    if (entry.name != backend) continue;
+    return World::from_environment(
+        {.backend = entry.backend, .operation_timeout = std::chrono::seconds(60)});
+  }
+  TORCH_CHECK_VALUE(false, "SHERD_TEST_BACKEND is ", backend, "; there is no such backend");
 }
 
 /// Ends the process when one test takes too long.

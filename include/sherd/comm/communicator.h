@@ -16,10 +16,12 @@
 
 namespace sherd {
 
-/// A handle to a started operation. Cheap to copy; dropping it does not stop the operation.
+/// A handle to a started operation. Cheap to copy; dropping it does not stop the operation. Its
+/// functions may be called on any thread, and by several threads at once.
 class SHERD_API Work {
  public:
-  /// The interface that backends implement.
+  /// The interface that backends implement. Each function has the contract of Work's function of
+  /// the same name.
   class State {
    public:
     virtual ~State() = default;
@@ -31,7 +33,7 @@ class SHERD_API Work {
   Work() = default;  ///< an operation that is already done
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  /// CPU: blocks until the operation is done. CUDA: makes the current stream wait for it, and
+  /// On CPU, blocks until the operation is done. On CUDA, makes the current stream wait for it and
   /// returns at once. Throws if the operation has failed, on this rank or another; on CUDA only if
   /// the failure is known by then.
   void wait() {
@@ -57,7 +59,8 @@ struct Transfer {
 
 /// The collectives that sharding needs, among a fixed list of ranks.
 ///
-/// All ranks of a communicator make the same calls in the same order. All operations are
+/// All ranks of a communicator make the same calls in the same order, on one thread at a time;
+/// different communicators may be used by different threads at once. All operations are
 /// asynchronous: a call returns when the operation is started. Until its Work is done, its tensors
 /// must not be freed or written, and its output must not be read.
 ///
@@ -74,7 +77,7 @@ class SHERD_API Communicator {
  public:
   using OnStream = std::optional<c10::Stream>;
 
-  /// The names that errors and the emulated network use.
+  /// The names by which errors and the emulated network know a communicator.
   struct Identity {
     std::string name;        ///< axis or purpose of the communicator
     std::string axis;        ///< mesh axis along which it runs
@@ -93,7 +96,7 @@ class SHERD_API Communicator {
   const std::string& name() const { return identity_.name; }
   /// Returns the mesh axis along which it runs: its name, unless it was split off for a purpose.
   const std::string& axis() const { return identity_.axis; }
-  /// Returns "mpi", "nccl" or "emulated".
+  /// Returns the name of the backend: "mpi", "nccl" or "emulated".
   virtual std::string backend() const = 0;
 
   /// Starts an all-gather: each output receives the inputs of all ranks, in rank order. All
@@ -130,8 +133,9 @@ class SHERD_API Communicator {
 
   /// Returns a new communicator among some ranks of this one. Collective; blocks: all ranks of this
   /// communicator call it at the same point, each with the list of its own group. The lists of one
-  /// group must be equal, without repeats, and contain the calling rank. `axis` is `name` if empty.
-  /// One thread at a time.
+  /// group must be equal, without repeats, and contain the calling rank; the new ranks are the
+  /// positions in the list. `axis` is `name` if empty. The new communicator may outlive this one.
+  /// One thread of the process at a time.
   std::shared_ptr<Communicator> split(
       std::vector<int64_t> ranks, const std::string& name, const std::string& axis = "");
 
@@ -139,10 +143,44 @@ class SHERD_API Communicator {
   Communicator(int64_t rank, int64_t size, Identity identity)
       : rank_(rank), size_(size), identity_(std::move(identity)) {}
 
-  /// Returns the prefix of an error: scope, rank, operation and communicator.
+  /// Returns the beginning of an error: backend, rank, operation and communicator.
   std::string scope(const char* operation) const;
 
  private:
+  // Note [What a backend implements]
+  //
+  // A backend overrides backend() and all virtual functions below. do_X starts the operation of the
+  // public function X, which has checked this rank's arguments: tensors are defined, contiguous, on
+  // device_type(), equal in dtype and of matching sizes, and overlap only as allowed; ranks are in
+  // range; both splits of an all-to-all are complete. An override
+  // - accepts an empty span, and tensors without elements;
+  // - returns without blocking the host; do_split alone blocks;
+  // - copies what it needs of a span. Until the Work is done, the caller keeps the tensors, and the
+  //   backend its staging memory;
+  // - throws c10::ValueError, before anything is sent, for a dtype that it can't reduce.
+  // All ranks of an all-reduce receive the same bits.
+  //
+  // Order: the operations of a communicator complete in call order (on CPU sends and receives need
+  // not, or two ranks that send to each other would wait for ever). Operations of different
+  // communicators do not wait for each other.
+  //
+  // Threads: one thread at a time calls a communicator, several call different ones at once. Work
+  // is used by any thread. On CPU an operation goes on without further calls, on a thread of the
+  // backend: the caller computes meanwhile and does not poll.
+  //
+  // Streams: on CUDA, StreamScope (src/comm/streams.h) selects the stream and orders it after the
+  // current one, and stream_work() makes the Work. If steps are to be captured into CUDA graphs
+  // (StepGraph), an override must not synchronise with the device. On CPU there are no streams.
+  //
+  // Failures: when an operation fails, a rank that it needs has left, or
+  // WorldOptions::operation_timeout has passed, its Work throws c10::DistBackendError with a text
+  // that begins with scope(). No rank that waits for it may hang. Later calls may throw at once.
+  //
+  // do_split throws if ranks of one group passed different lists. The child's ranks are the
+  // positions in its list, and it may outlive its parent.
+  //
+  // A communicator for CUDA may also implement HasHostExchange, for errors when ranks differ, and
+  // HasWindows, for symmetric memory.
   virtual Work do_all_gather(std::span<const Transfer> transfers, OnStream stream) = 0;
   virtual Work do_reduce_scatter(std::span<const Transfer> transfers, Reduction, OnStream) = 0;
   virtual Work do_all_reduce(std::span<const at::Tensor> tensors, Reduction, OnStream) = 0;

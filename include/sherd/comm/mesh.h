@@ -27,11 +27,13 @@ struct Axis {
 /// point, and they block. Functions that take an axis throw if the mesh does not have it.
 class SHERD_API Mesh {
  public:
-  /// Opens a communicator along each axis. Collective. Throws unless the product of the sizes is
-  /// the world's size, and the names are distinct.
+  /// Opens a communicator along each axis. Collective. Throws if the product of the sizes is not
+  /// the world's size, or if a name is empty or repeated.
   Mesh(World world, std::vector<Axis> axes);
 
+  /// Returns the world whose ranks the mesh arranges.
   const World& world() const { return world_; }
+  /// Returns the axes in their order.
   const std::vector<Axis>& axes() const { return axes_; }
   /// Returns whether the mesh has an axis of this name.
   bool has(const std::string& axis) const;
@@ -45,7 +47,7 @@ class SHERD_API Mesh {
   /// Returns the communicator among the ranks that differ from this one along `axis` only.
   Communicator& communicator(const std::string& axis) const;
   /// Returns another communicator along `axis`, one for each purpose. The first call for a purpose
-  /// opens it and is collective; later calls return the same one.
+  /// opens it and is collective; later calls return the same one. One thread at a time.
   Communicator& communicator(const std::string& axis, const std::string& purpose) const;
   /// Opens another communicator along `axis`, for operations that must not queue behind others.
   /// Collective.

@@ -20,17 +20,19 @@ class ProcessGroup;
 
 namespace sherd {
 
+class Session;
+
 /// The program that started the ranks. `alone`: no launcher. `caller`: see World::over.
 enum class Launcher : uint8_t { alone, mpirun, torchrun, srun, emulated, caller };
 /// Returns the launcher's name.
 SHERD_API const char* to_text(Launcher launcher);
 
-/// The library that moves tensors: mpi between CPU ranks, nccl between GPUs.
+/// The library that moves tensors between processes: mpi on CPU, nccl between GPUs.
 enum class Backend : uint8_t { mpi, nccl };
 
 /// Options of a world. Must be equal on all ranks.
 struct WorldOptions {
-  /// Default: nccl if this build has CUDA and this machine a GPU, else mpi.
+  /// Which backend to use. Default: nccl if this build has CUDA and this machine a GPU, else mpi.
   std::optional<Backend> backend{};
   /// How long to wait for all ranks to arrive.
   std::chrono::milliseconds start_timeout{60'000};
@@ -94,19 +96,20 @@ class SHERD_API World {
   int64_t size() const { return communicator().size(); }  ///< number of ranks
   int64_t local_rank() const;                             ///< index among this machine's ranks
   int64_t local_size() const;                             ///< number of ranks on this machine
+  /// Returns the program that started the ranks.
   Launcher launcher() const;
   /// Returns the device of this rank's tensors.
   c10::Device device() const;
   /// Returns the communicator among all ranks.
   Communicator& communicator() const;
   /// Returns another communicator among all ranks, one for each purpose. The first call for a
-  /// purpose opens it and is collective; later calls return the same one.
+  /// purpose opens it, is collective and blocks; later calls return the same one. One thread at a
+  /// time.
   Communicator& communicator(const std::string& purpose) const;
 
  private:
-  struct State;
-  explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  std::shared_ptr<State> state_;
+  explicit World(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+  std::shared_ptr<Session> session_;
 };
 
 }  // namespace sherd

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/backends.h"
+#include "comm/emulated/emulated_session.h"
 #include "comm/emulated/recorded_calls.h"
 #include "comm/overlap.h"
 #include "comm/streams.h"
@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What all communicators of one emulated world share.
+/// State that all communicators of one emulated world share.
 struct EmulatedWorld {
   Emulation emulation;
   std::mutex mutex;
@@ -41,8 +41,8 @@ class TimedWork final : public Work::State {
   Clock::time_point end_;
 };
 
-/// Work on a stream that the caller gave. Its end is looked for when somebody asks, and costs
-/// nothing where nobody does; what the stream got in between is waited for as well.
+/// Work on a stream that the caller gave. Its event is recorded only in wait(), so that it costs
+/// nothing without one; work that was enqueued in between is waited for as well.
 class GivenStreamWork final : public Work::State {
  public:
   explicit GivenStreamWork(c10::Stream stream) : stream_(stream) {}
@@ -79,7 +79,7 @@ class EmulatedCommunicator final : public Communicator {
   const c10::Device& device() const { return world_->emulation.device; }
   c10::DeviceType device_type() const override { return device().type(); }
 
-  /// Records the call, does `fill`, and lets it take its time.
+  /// Records the call, calls `fill`, and makes the operation take its time on the network.
   template <class Fill>
   Work run(Collective collective, int64_t bytes, c10::ScalarType dtype, OnStream given, Fill fill) {
     {
@@ -100,7 +100,8 @@ class EmulatedCommunicator final : public Communicator {
     return Work(stream_work(stream));
   }
 
-  /// Each stream has its own: operations on two streams run at the same time.
+  /// Returns the clock of a stream. Each has its own, since operations on two streams run at the
+  /// same time.
   const at::Tensor& clock_of(c10::Stream stream) {
     auto& clock = clocks_[stream.id()];
     if (!clock.defined()) {
@@ -171,7 +172,7 @@ class EmulatedCommunicator final : public Communicator {
       std::vector<int64_t> input_splits,
       OnStream stream) override {
     return run(Collective::all_to_all, bytes_of(input), input.scalar_type(), stream, [&] {
-      // From each peer comes what this rank would send it, as much of it as is expected.
+      // Each peer is taken to send what this rank sends to it, as much of that as is expected.
       int64_t to = 0;
       int64_t from = 0;
       for (size_t peer = 0; peer < output_splits.size(); ++peer) {
@@ -220,7 +221,7 @@ class EmulatedCommunicator final : public Communicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation) {
+std::unique_ptr<Session> open_emulated(const Emulation& emulation) {
   TORCH_CHECK_VALUE(
       emulation.size >= 1 && emulation.size <= 65536, "[comm.emulated] size is ", emulation.size,
       "; it must be 1 to 65,536");
@@ -231,9 +232,13 @@ std::shared_ptr<Communicator> emulated_communicator(const Emulation& emulation) 
       emulation.sms >= 1, "[comm.emulated] sms is ", emulation.sms, "; it must be at least 1");
   auto world = std::make_shared<EmulatedWorld>();
   world->emulation = emulation;
-  return std::make_shared<EmulatedCommunicator>(
-      std::move(world), emulation.rank, emulation.size,
-      Communicator::Identity{"world", "world", emulation.rank});
+  auto& device = world->emulation.device;
+  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  const Session::Location location{.launcher = Launcher::emulated, .device = device};
+  return std::make_unique<Session>(
+      location, std::make_shared<EmulatedCommunicator>(
+                    std::move(world), emulation.rank, emulation.size,
+                    Communicator::Identity{"world", "world", emulation.rank}));
 }
 
 std::vector<RecordedCall> recorded_calls(Communicator& communicator, bool forget) {

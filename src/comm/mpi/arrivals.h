@@ -9,20 +9,21 @@
 
 namespace sherd {
 
-/// Who has come to the start, while MPI itself can't say: each rank leaves a mark in the folder
-/// that mpirun keeps for this run on this machine, and removes with it.
+/// Files that show which ranks have arrived, while MPI_Init blocks and can't tell: each rank makes
+/// one in the folder that mpirun keeps for this run on this machine, and deletes at its end.
 class Arrivals {
  public:
+  /// Makes this rank's file.
   explicit Arrivals(const Launch& launch);
 
-  /// Who has not come, in words.
+  /// Returns a clause that names the ranks without a file.
   std::string missing_text() const;
 
  private:
-  std::filesystem::path mark(int64_t rank) const;
+  std::filesystem::path file_of(int64_t rank) const;
 
   Launch launch_;
-  std::filesystem::path folder_;  // empty: the launcher has none
+  std::filesystem::path folder_;  // empty: the launcher keeps none
 };
 
 }  // namespace sherd

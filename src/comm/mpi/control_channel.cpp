@@ -33,7 +33,7 @@ std::optional<ControlChannel::Message> ControlChannel::receive() {
   return message;
 }
 
-bool ControlChannel::is_flushed() {
+bool ControlChannel::flush_some() {
   std::erase_if(
       outgoing_, [](auto& message) { return !message.request || message.request->test(); });
   return outgoing_.empty();

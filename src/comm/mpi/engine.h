@@ -1,170 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <exception>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "comm/mpi/control_channel.h"
+#include "comm/mpi/lanes.h"
+#include "comm/mpi/operation.h"
+#include "comm/mpi/peers.h"
+#include "comm/mpi/submissions.h"
 #include "comm/mpi/transport.h"
+#include "comm/open_connections.h"
 #include "sherd/comm/communicator.h"
 
 namespace sherd {
 
-/// An operation as a state machine that the engine's thread advances.
-class Operation : public Work::State {
- public:
-  using Clock = std::chrono::steady_clock;
-
-  explicit Operation(std::string scope) : scope_(std::move(scope)) {}
-
-  void wait() override;
-  void synchronize() override { wait(); }
-  bool done() override { return done_.load(std::memory_order_acquire); }
-
-  // The rest is called by the engine's thread alone.
-
-  /// Posts its first messages; called once, when those before it on its communicator are done.
-  virtual void start(Transport& transport) = 0;
-  /// Moves on without blocking; true when the result is there.
-  virtual bool advance(Transport& transport) = 0;
-  /// The world ranks it waits for, for the error when the time is up.
-  virtual std::vector<int64_t> waits_for() const = 0;
-
-  const std::string& scope() const { return scope_; }
-  void finish(std::exception_ptr error);
-
- private:
-  std::string scope_;
-  std::atomic<bool> done_{false};
-  std::exception_ptr error_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-};
-
-/// The one thread of a process that talks to the transport, for all communicators at once.
+/// The one thread of a process that talks to the transport, for all communicators at once. Callers
+/// hand it operations through Submissions; it keeps them in Lanes until they are done, and
+/// exchanges news with the engines of other ranks through Peers.
 ///
-/// Operations of one lane (a communicator) run one after another; lanes run side by side, and so
-/// does what is submitted without a lane (sends and receives, which would block each other in one).
-/// The thread polls while something is under way, with short sleeps while nothing moves, and sleeps
-/// when there is nothing.
+/// The thread polls while operations are under way, with short sleeps while none of them moves, and
+/// sleeps when there is nothing to do.
 ///
-/// When an operation fails here, its error goes to all ranks, and everything under way or submitted
-/// later throws it on each of them: the world can't be used any more, but no rank hangs. A rank
-/// that leaves says so, too: operations that it will never join end with an error that names it.
-class Engine {
+/// When an operation fails on this rank, its error goes to all ranks, and everything under way or
+/// submitted later throws it on each of them: the world can't be used any more, but no rank hangs.
+/// A rank that leaves announces it: operations that it will never join end with an error that names
+/// it.
+class Engine final : public Connection {
  public:
   using Milliseconds = std::chrono::milliseconds;
-  static constexpr int kNoLane = -1;
 
-  /// `patience`: how long the end waits for ranks that are still at work.
+  /// Starts the thread. `patience`: how long leave() waits for ranks that are still at work.
   Engine(std::unique_ptr<Transport> transport, Milliseconds patience);
-  ~Engine();
+  /// Calls leave().
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
 
-  /// Any thread. The operation's error, if any, is thrown by its wait(); one that takes longer than
-  /// `timeout`, from the moment it is at the head of its lane, is an error too.
+  /// Hands an operation to the thread and returns at once. Wait for the returned Work before the
+  /// operation's tensors are read, written or freed; it throws the operation's error. An operation
+  /// that takes longer than `timeout`, from the moment it is the first of its lane, is an error.
+  /// Any thread.
   Work submit(int lane, std::shared_ptr<Operation> operation, Milliseconds timeout);
 
-  /// Tells the other ranks that this one leaves, waits until they all do, and finishes the
-  /// transport. After a failure it waits for a few seconds only. Later operations throw. Any
-  /// thread, any number of times; does not throw.
-  void close() noexcept;
+  /// Tells the other ranks that this one leaves, blocks until they all do, and finishes the
+  /// transport. Blocks for `patience` at most, after a failure for 20 s at most. Later operations
+  /// throw. Any thread, any number of times; does not throw.
+  void leave() noexcept override;
 
   /// See HasNotices. Any thread.
   void leave_notice(const std::string& text);
-  std::map<int64_t, std::string> notices();
+  std::map<int64_t, std::string> notices() const { return peers_.notices().others(); }
 
-  /// The number of the next communicator that this process may open; see MpiCommunicator::do_split.
-  /// One thread at a time.
-  int64_t next_id() const { return next_id_; }
-  void take_id(int64_t id) { next_id_ = id + 1; }
+  /// Returns the least number that a communicator opened next may have on this process; see
+  /// MpiCommunicator::do_split. One thread at a time.
+  int64_t next_communicator_number() const { return next_communicator_number_; }
+  /// Marks a number, and all below it, as used. One thread at a time.
+  void use_communicator_number(int64_t number) { next_communicator_number_ = number + 1; }
 
  private:
-  using Time = Operation::Clock::time_point;
-  using Counts = std::map<int, int64_t>;  // of operations, by lane
-
-  struct Active {
-    int lane;
-    std::shared_ptr<Operation> operation;
-    Milliseconds timeout;
-    int64_t number = 0;           // in its lane
-    std::optional<Time> begin{};  // once it has started
-    std::optional<Time> asked{};  // when it was too late, the other ranks
-  };
-  struct Departure {
-    Time heard;
-    Counts started;  // by that rank
-  };
-
-  /// What the transport may still read or write after a failure.
+  /// What the transport may still read or write after a failure, and the transport itself.
   struct InFlight {
     explicit InFlight(std::unique_ptr<Transport> given)
-        : transport(std::move(given)), control(*transport) {}
+        : transport(std::move(given)), peers(*transport) {}
     std::unique_ptr<Transport> transport;
-    ControlChannel control;
-    std::vector<std::shared_ptr<Operation>> operations;
+    Peers peers;
+    std::vector<std::shared_ptr<Operation>> failed_operations;
   };
 
+  // On the thread:
   void run();
-  bool take_submitted();
+  bool take_submissions();
   bool poll();
-  bool step(Active& active);
-  void check_time(Active& active);
-  void check_departed(const Active& active) const;
-  void check_control();
-  std::string standing() const;
-  void fail(const std::string& what);
-  void flush_control(Milliseconds limit);
-  void fail_all(const std::string& what);
-  void announce_leaving();
-  void say_goodbye();
+  bool advance(LaneEntry& entry);
+  void read_news();
+  void fail(const std::string& error);
+  void fail_operations();
+  void finish_together();
   void finish_after_failure();
 
-  std::unique_ptr<InFlight> remains_;
+  std::unique_ptr<InFlight> in_flight_;
   Transport& transport_;
-  ControlChannel& control_;
+  Peers& peers_;
   Milliseconds patience_;
   int64_t rank_;
   int64_t size_;
-  int64_t next_id_ = 2;  // 0: control messages, 1: opening a world
+  int64_t next_communicator_number_ = 2;  // 0: control messages, 1: opening a world
 
-  std::mutex mutex_;
-  std::condition_variable submitted_changed_;
-  std::deque<Active> submitted_;
-  std::atomic<bool> has_submitted_{false};
-  Counts started_;
-  std::string own_notice_;                  // not sent yet
-  std::map<int64_t, std::string> notices_;  // of the other ranks
-  bool stopping_ = false;
-  bool abandoned_ = false;  // an exception is ending this rank
-  std::once_flag closed_;
-
-  // Of the thread alone.
-  std::map<int, std::deque<Active>> lanes_;
-  std::vector<Active> laneless_;
-  std::string failure_;
-  std::string news_;           // another rank's error,
-  std::optional<Time> heard_;  // and when it came
-  std::map<int64_t, Departure> departed_;
-  std::map<int64_t, std::string> answers_;
-  std::string last_scope_;  // the operation that ended last,
-  Time last_end_ = Operation::Clock::now();
-  bool announced_ = false;  // that this rank leaves
-
+  Submissions submissions_;
+  Lanes lanes_;
+  std::string failure_;  // why nothing can be done any more; empty while all is well
+  std::once_flag left_;
   std::thread thread_;
 };
 

@@ -11,11 +11,15 @@
 
 namespace sherd {
 
-/// A set of messages under way, among the members of one operation.
+/// The messages of one operation that are under way. Used by the engine's thread alone; nothing
+/// blocks. The memory of a message must stay valid, and the contents of a sent one unchanged, until
+/// done() has returned true.
 class Messages {
  public:
+  /// `members` must outlive it.
   explicit Messages(const Members& members) : members_(members) {}
 
+  /// Starts a send to a member, in pieces if it is large.
   void send(Transport& transport, int64_t peer, const void* data, int64_t bytes) {
     const auto* from = static_cast<const char*>(data);
     for (int64_t at = 0; at < bytes || at == 0; at += kLargest) {
@@ -24,6 +28,7 @@ class Messages {
     }
   }
 
+  /// Starts a receive from a member, which must send as many bytes.
   void receive(Transport& transport, int64_t peer, void* data, int64_t bytes) {
     auto* to = static_cast<char*>(data);
     for (int64_t at = 0; at < bytes || at == 0; at += kLargest) {
@@ -32,12 +37,13 @@ class Messages {
     }
   }
 
-  /// Whether all have arrived and left.
+  /// Tests the messages under way; returns whether there are none left. Throws if one failed.
   bool done() {
     std::erase_if(under_way_, [](auto& message) { return message.request->test(); });
     return under_way_.empty();
   }
 
+  /// Adds the world ranks of the messages under way to `ranks`, without repeats, and sorts it.
   void add_peers(std::vector<int64_t>& ranks) const {
     for (const auto& message : under_way_) {
       const int64_t rank = members_.world_rank(message.peer);

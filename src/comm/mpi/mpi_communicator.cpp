@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/mpi_communicator.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
@@ -6,7 +8,6 @@
 
 #include <numeric>
 
-#include "comm/backends.h"
 #include "comm/mpi/operations.h"
 #include "comm/notices.h"
 
@@ -45,7 +46,7 @@ class MpiCommunicator final : public Communicator, public HasNotices {
   // Note [Tags]
   // A tag is the communicator's number, the kind of operation and the low bits of its count on that
   // communicator. Ranks that make different calls therefore never match each other's messages: they
-  // run into the time limit, and the error names the operation and who is missing.
+  // run into the time limit, and the error names the operation and the missing ranks.
   static constexpr int kKindBits = 4;
   static constexpr int kCountBits = 5;
   static constexpr int64_t kMostIds = int64_t{1} << (31 - kKindBits - kCountBits);
@@ -98,13 +99,13 @@ class MpiCommunicator final : public Communicator, public HasNotices {
 
   Work do_send(at::Tensor tensor, int64_t peer, OnStream) override {
     return engine_->submit(
-        Engine::kNoLane,
-        make_send(scope("send"), members(Collective::send), std::move(tensor), peer), timeout_);
+        Lanes::kNone, make_send(scope("send"), members(Collective::send), std::move(tensor), peer),
+        timeout_);
   }
 
   Work do_receive(at::Tensor tensor, int64_t peer, OnStream) override {
     return engine_->submit(
-        Engine::kNoLane,
+        Lanes::kNone,
         make_receive(scope("receive"), members(Collective::receive), std::move(tensor), peer),
         timeout_);
   }
@@ -113,11 +114,11 @@ class MpiCommunicator final : public Communicator, public HasNotices {
     return submit(make_barrier(scope("barrier"), members(Collective::barrier)));
   }
 
-  /// Ranks agree on the child's number (the least that none of them uses) and check that those of a
-  /// group passed the same list.
+  /// Makes all ranks agree on the child's number (the least that none of them has used) and checks
+  /// that those of a group passed the same list.
   std::shared_ptr<Communicator> do_split(std::vector<int64_t> group, Identity child) override {
     const auto hash = static_cast<int64_t>(c10::get_hash(group));
-    auto mine = at::tensor({engine_->next_id(), hash}, at::kLong);
+    auto mine = at::tensor({engine_->next_communicator_number(), hash}, at::kLong);
     auto all = at::empty({size(), 2}, at::kLong);
     all_gather(all, mine).wait();
     const auto said = all.accessor<int64_t, 2>();
@@ -130,7 +131,7 @@ class MpiCommunicator final : public Communicator, public HasNotices {
     }
     TORCH_CHECK(
         id < kMostIds, scope("split"), "all ", kMostIds, " numbers of communicators are used");
-    engine_->take_id(id);
+    engine_->use_communicator_number(id);
     auto world_ranks = std::make_shared<std::vector<int64_t>>();
     for (const int64_t member : group)
       world_ranks->push_back((*ranks_)[static_cast<size_t>(member)]);
@@ -142,7 +143,7 @@ class MpiCommunicator final : public Communicator, public HasNotices {
   c10::DeviceType device_type() const override { return c10::kCPU; }
 
   std::shared_ptr<Engine> engine_;
-  Ranks ranks_;  // of the world
+  Ranks ranks_;  // world rank of each member
   int64_t id_;
   std::chrono::milliseconds timeout_;
   int64_t count_ = 0;

@@ -14,6 +14,7 @@
 
 #include "comm/launch.h"
 #include "comm/mpi/arrivals.h"
+#include "comm/mpi/mpi_session.h"
 #include "comm/mpi/transport.h"
 #include "comm/time_text.h"
 
@@ -137,7 +138,7 @@ class MpiTransport final : public Transport {
 /// collective takes many turns of all ranks. Before Linux 6.12, or where it is forbidden, nothing
 /// changes.
 void ask_for_short_turns() {
-  struct {  // the kernel's sched_attr, whose header older C libraries can't bear beside theirs
+  struct {  // the kernel's sched_attr, whose header conflicts with that of older C libraries
     uint32_t size, policy;
     uint64_t flags;
     int32_t nice;
@@ -151,7 +152,7 @@ void ask_for_short_turns() {
 }
 
 /// Starts MPI unless the program has, and makes a communicator of our own. Blocks until all ranks
-/// came.
+/// have arrived.
 std::unique_ptr<Transport> start_mpi() {
   int started = 0;
   int finished = 0;

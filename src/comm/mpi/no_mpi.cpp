@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
 
+#include "comm/mpi/mpi_session.h"
 #include "comm/mpi/transport.h"
 
 namespace sherd {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations that join the ranks' values.
+// The operations that reduce the ranks' values.
 #include <cstring>
 #include <utility>
 
-#include "comm/mpi/join_part.h"
 #include "comm/mpi/messages.h"
 #include "comm/mpi/operations.h"
+#include "comm/mpi/part_reduction.h"
 #include "kernels/join.h"
 
 namespace sherd {
@@ -23,7 +23,7 @@ class ReducingOperation : public Operation {
   }
 
  protected:
-  /// Tensors take turns: each is joined whole before the next begins.
+  /// Tensors take turns: each is reduced whole before the next begins.
   bool advance_parts(Transport& transport) {
     while (next_ < parts_.size() && parts_[next_]->advance(transport)) {
       if (++next_ < parts_.size()) parts_[next_]->start(transport);
@@ -32,7 +32,7 @@ class ReducingOperation : public Operation {
   }
 
   Members members_;
-  std::vector<std::unique_ptr<JoinPart>> parts_;
+  std::vector<std::unique_ptr<PartReduction>> parts_;
   size_t next_ = 0;
 };
 
@@ -46,10 +46,10 @@ class ReduceScatter final : public ReducingOperation {
 
   void start(Transport& transport) override {
     for (const auto& [output, input] : transfers_) {
-      std::vector<JoinPart::Range> ranges;
+      std::vector<PartReduction::Range> ranges;
       for (int64_t k = 0; k < members_.size(); ++k)
         ranges.push_back({k * output.numel(), output.numel()});
-      parts_.push_back(std::make_unique<JoinPart>(
+      parts_.push_back(std::make_unique<PartReduction>(
           members_, data_of(input), data_of(output), std::move(ranges), input.scalar_type(),
           reduction_));
     }
@@ -63,7 +63,7 @@ class ReduceScatter final : public ReducingOperation {
   Reduction reduction_;
 };
 
-/// Each rank joins a part, then all gather the parts.
+/// Each rank reduces a part, then all gather the parts.
 class AllReduce final : public ReducingOperation {
  public:
   AllReduce(
@@ -79,7 +79,7 @@ class AllReduce final : public ReducingOperation {
       char* data = data_of(tensor);
       const auto& own = ranges[static_cast<size_t>(members_.rank)];
       char* output = data + own.begin * static_cast<int64_t>(tensor.element_size());
-      parts_.push_back(std::make_unique<JoinPart>(
+      parts_.push_back(std::make_unique<PartReduction>(
           members_, data, output, ranges, tensor.scalar_type(), reduction_));
     }
     if (!parts_.empty()) parts_.front()->start(transport);
@@ -99,9 +99,9 @@ class AllReduce final : public ReducingOperation {
   }
 
  private:
-  std::vector<JoinPart::Range> cut(const at::Tensor& tensor) const {
+  std::vector<PartReduction::Range> cut(const at::Tensor& tensor) const {
     const int64_t each = (tensor.numel() + members_.size() - 1) / members_.size();
-    std::vector<JoinPart::Range> ranges;
+    std::vector<PartReduction::Range> ranges;
     for (int64_t k = 0; k < members_.size(); ++k) {
       const int64_t begin = std::min(k * each, tensor.numel());
       ranges.push_back({begin, std::min(each, tensor.numel() - begin)});
@@ -131,7 +131,7 @@ class AllReduce final : public ReducingOperation {
   Messages gathering_;
 };
 
-/// For small tensors: everyone sends everything to everyone and joins it all, in one round.
+/// For small tensors: each rank sends everything to all others and reduces it all, in one round.
 class SmallAllReduce final : public ReducingOperation {
  public:
   SmallAllReduce(

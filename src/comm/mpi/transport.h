@@ -8,40 +8,42 @@
 
 namespace sherd {
 
-/// Moves bytes between the ranks of the world. Used by one thread at a time.
+/// Point-to-point messages of bytes between the ranks of the world. Used by one thread at a time.
+/// All functions but finish() return at once.
 class Transport {
  public:
-  /// A message under way; its memory belongs to the transport until test() says true.
+  /// A message under way. Its memory must not be freed or written, nor that of a receive read,
+  /// until test() has returned true. Destroying it earlier cancels it.
   class Request {
    public:
     virtual ~Request() = default;
-    /// Whether it has arrived or left. Throws if it failed, or if a message had another length than
+    /// Returns whether the message has been received, or for a send whether its memory may be used
+    /// again; not to be called after that. Throws if it failed, or if it had another length than
     /// its receiver expected.
     virtual bool test() = 0;
   };
 
   virtual ~Transport() = default;
-  virtual int64_t rank() const = 0;
-  virtual int64_t size() const = 0;
-  /// Messages between two ranks with one tag arrive in order.
+  virtual int64_t rank() const = 0;  ///< this rank's index
+  virtual int64_t size() const = 0;  ///< number of ranks
+  /// Starts a send of at most 2^31 - 1 bytes. Messages between two ranks with one tag arrive in the
+  /// order in which they were sent.
   virtual std::unique_ptr<Request> send(int64_t peer, int tag, const void* data, int64_t bytes) = 0;
+  /// Starts a receive of exactly `bytes` bytes.
   virtual std::unique_ptr<Request> receive(int64_t peer, int tag, void* data, int64_t bytes) = 0;
-  /// A receive from whichever rank sends first. A shorter message is no error here.
+  /// Starts a receive of at most `bytes` bytes from any rank.
   virtual std::unique_ptr<Request> receive_any(int tag, void* data, int64_t bytes) = 0;
-  /// Ends it in peace, once all ranks are known to do so. Without this call the peers are left
-  /// alone.
+  /// Closes the transport on all ranks together. Collective; blocks, without a limit. Destroying a
+  /// transport without it leaves the other ranks alone.
   virtual void finish() = 0;
 };
 
-/// MPI among the ranks that its launcher started. Throws, naming who is missing, if they have not
-/// all arrived when the time is up, and if MPI counts other ranks than the launcher. Without MPI in
-/// the build it throws with the remedy.
+/// Opens MPI among the ranks that its launcher started. Collective; blocks until all have arrived.
+/// Throws with the missing ranks if they have not within `timeout`, if MPI counts other ranks than
+/// the launcher, and with the remedy if the build has no MPI.
 std::unique_ptr<Transport> mpi_transport(std::chrono::milliseconds timeout);
 
-/// The version line of the MPI library, or that there is none.
-std::string mpi_version();
-
-/// For a process alone: it has no peers.
+/// Returns the transport of a process alone, which has no peers.
 std::unique_ptr<Transport> lone_transport();
 
 }  // namespace sherd

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl/nccl_communicator.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
-#include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <exception>
@@ -16,34 +16,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
-#include "comm/backends.h"
 #include "comm/host_exchange.h"
+#include "comm/nccl/nccl_arguments.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/symmetric.h"
 #include "comm/streams.h"
 
 namespace sherd {
 namespace {
-
-bool nccl_knows(c10::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kByte:
-    case at::kChar:
-    case at::kInt:
-    case at::kLong: return true;
-    default: return false;
-  }
-}
-
-/// Flat, and as bytes where NCCL has no word for the dtype: for operations that only move it.
-at::Tensor movable(const at::Tensor& tensor) {
-  auto flat = tensor.view({-1});
-  return nccl_knows(tensor.scalar_type()) ? flat : flat.view(at::kByte);
-}
 
 class NcclCommunicator final : public Communicator, public HasWindows, public HasHostExchange {
  public:
@@ -66,16 +46,17 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
         token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
 
   ~NcclCommunicator() override {
-    // The peers hear that this rank leaves before they see its connections break.
+    // The peers must learn that this rank leaves before they see its connections break.
     if (peers_.are_world && std::uncaught_exceptions() == 0) finish_and_announce_departure();
-    // While the watch limits the wait. An abort ends windows, too; a borrowed group lives on.
+    // Before the watch stops, which limits how long this blocks. An abort ends windows too, but a
+    // borrowed group is not aborted.
     if (borrowed_ || std::uncaught_exceptions() == 0) windows_->close();
     watch_->stop();
-    if (borrowed_ || keeper_->gave_up()) return;
-    // A clean end waits for what is under way; with an exception on its way, peers may never join
+    if (borrowed_ || abortable_->aborted()) return;
+    // A clean end waits for what is under way; after an exception, peers may never join
     // it.
     if (std::uncaught_exceptions() > 0) {
-      keeper_->give_up();
+      abortable_->abort();
       return;
     }
     group_->setTimeout(kClosing);
@@ -98,7 +79,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   void finish_and_announce_departure() noexcept {
     try {
       watch_->wait_until_idle(kClosing);
-      peers_.departures->announce();
+      peers_.departures->leave();
     } catch (const std::exception&) {
       // A device that reports errors: the peers will see the connections break.
     }
@@ -124,7 +105,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
     return run("all_gather", stream, [&] {
       c10d::AllgatherOptions options;
       options.asyncOp = false;
-      auto [outputs, inputs] = split_sides(transfers, movable);
+      auto [outputs, inputs] = split_sides(transfers, /*make_movable=*/true);
       if (outputs.size() == 1) {
         group_->_allgather_base(outputs[0], inputs[0], options);
       } else if (!outputs.empty()) {
@@ -140,14 +121,13 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
       c10d::ReduceScatterOptions options;
       options.asyncOp = false;
       options.reduceOp = reduce_op(reduction);
-      auto [outputs, inputs] =
-          split_sides(transfers, [](const at::Tensor& tensor) { return tensor; });
+      auto [outputs, inputs] = split_sides(transfers, /*make_movable=*/false);
       if (outputs.size() == 1) {
         group_->_reduce_scatter_base(outputs[0], inputs[0], options);
       } else if (!outputs.empty()) {
         group_->reduce_scatter_tensor_coalesced(outputs, inputs, options);
       }
-      scale(outputs, reduction);
+      scale_sums(outputs, reduction);
     });
   }
 
@@ -167,7 +147,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
       } else if (!all.empty()) {
         group_->allreduce_coalesced(all, options);
       }
-      scale(all, reduction);
+      scale_sums(all, reduction);
     });
   }
 
@@ -245,7 +225,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
         std::move(group), store, device_, options_, std::move(child), std::move(peers));
   }
 
-  /// NCCL would wait for ever if ranks of one group passed different lists.
+  /// Throws if ranks of one group passed different lists: NCCL would wait for ever.
   void check_lists(const std::vector<int64_t>& ranks, const std::string& name) {
     const auto hash = static_cast<int64_t>(c10::get_hash(ranks));
     const auto on_device = at::TensorOptions().dtype(at::kLong).device(device_);
@@ -262,36 +242,6 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
 
-  template <class Prepare>
-  static std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> split_sides(
-      std::span<const Transfer> transfers, Prepare prepare) {
-    std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> sides;
-    for (const auto& [output, input] : transfers) {
-      if (output.numel() == 0) continue;
-      sides.first.push_back(prepare(output));
-      sides.second.push_back(prepare(input));
-    }
-    return sides;
-  }
-
-  static c10d::ReduceOp reduce_op(Reduction reduction) {
-    switch (reduction.kind) {
-      case Reduction::Kind::sum: return c10d::ReduceOp::SUM;
-      case Reduction::Kind::mean: return c10d::ReduceOp::AVG;
-      case Reduction::Kind::max: return c10d::ReduceOp::MAX;
-      case Reduction::Kind::scaled_sum: return c10d::ReduceOp::SUM;  // see scale()
-    }
-    return c10d::ReduceOp::SUM;
-  }
-
-  /// Plain sums travel and are scaled here, on the same stream. c10d's way,
-  /// ncclRedOpCreatePreMulSum, gave wrong values for bf16, for several tensors at once and on one
-  /// rank (torch 2.11, NCCL 2.28.9), and NCCL's kernels for symmetric memory know only the sum.
-  static void scale(const std::vector<at::Tensor>& tensors, Reduction reduction) {
-    if (reduction.kind != Reduction::Kind::scaled_sum) return;
-    for (const auto& tensor : tensors) tensor.mul_(reduction.factor);
-  }
-
   void check_dtype(const char* operation, const at::Tensor& tensor) const {
     TORCH_CHECK_VALUE(
         nccl_knows(tensor.scalar_type()), scope(operation), "NCCL can't reduce ",
@@ -303,15 +253,16 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   c10::Device device_;
   WorldOptions options_;
   GroupPeers peers_;
-  bool borrowed_;  // the group is the caller's, and so is closing it
-  std::shared_ptr<GroupKeeper> keeper_ = std::make_shared<GroupKeeper>(group_, device_, peers_);
-  std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(keeper_);
+  bool borrowed_;  // the caller owns the group and closes it
+  std::shared_ptr<AbortableGroup> abortable_ =
+      std::make_shared<AbortableGroup>(group_, device_, peers_);
+  std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(abortable_);
   std::shared_ptr<Windows> windows_ =
-      std::make_shared<Windows>(device_, [group = group_, keeper = keeper_] {
-        return keeper->gave_up() ? nullptr : reinterpret_cast<ncclComm_t>(group->getCommPtr());
+      std::make_shared<Windows>(device_, [group = group_, abortable = abortable_] {
+        return abortable->aborted() ? nullptr : reinterpret_cast<ncclComm_t>(group->getCommPtr());
       });
   c10::Stream stream_;
-  at::Tensor token_;  // what a barrier reduces
+  at::Tensor token_;  // a barrier is an all-reduce of it
   int64_t splits_ = 0;
   int64_t exchanges_ = 0;
 };
@@ -359,27 +310,6 @@ std::shared_ptr<Communicator> nccl_communicator(
   return std::make_shared<NcclCommunicator>(
       std::move(nccl), group->getStore(), device, options, std::move(identity),
       GroupPeers{.ranks = ranks_below(size)}, /*borrowed=*/true);
-}
-
-int64_t gpu_count() {
-  return c10::cuda::device_count();
-}
-
-c10::Device device_of_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  TORCH_CHECK_VALUE(group.defined(), "[comm.world] the process group is undefined");
-  TORCH_CHECK_VALUE(
-      gpu_count() > 0,
-      "[comm.world] a process group is used over nccl, but this process sees no GPU");
-  const c10::Device current(c10::kCUDA, c10::cuda::current_device());
-  return group->getBoundDeviceId().value_or(current);
-}
-
-std::string cuda_version() {
-  const auto gpus = gpu_count();
-  return c10::str(
-      CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", nccl ", NCCL_MAJOR, ".",
-      NCCL_MINOR, ".", NCCL_PATCH,
-      gpus == 0 ? ", no GPU here" : c10::str(", ", gpus, gpus == 1 ? " GPU" : " GPUs"));
 }
 
 }  // namespace sherd

@@ -12,7 +12,7 @@
 namespace sherd {
 namespace {
 
-/// For the word of a peer whose connection broke.
+/// How long a peer whose connection broke may take to write why.
 constexpr auto kPeersWordTime = std::chrono::seconds(3);
 
 }  // namespace
@@ -27,7 +27,7 @@ void disable_c10d_watchdog() {
   // Peers connect when a communicator is made, not in its first collective: that call would block
   // the host, with no limit, if a rank stayed away.
   setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
-  // It explains that sends and receives share the communicator; our header says so already.
+  // A warning that sends and receives share the communicator, which Communicator::send documents.
   setenv("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false", /*overwrite=*/0);
 }
 
@@ -40,11 +40,11 @@ c10::intrusive_ptr<NcclGroup::Options> group_options(
   return result;
 }
 
-std::string GroupKeeper::failure(std::chrono::milliseconds open_for) {
-  if (given_up_) return "given up before";
+std::string AbortableGroup::failure(std::chrono::milliseconds open_for) {
+  if (aborted_) return "aborted before";
   // c10d finds its communicator by the calling thread's device; the watch's own has none yet.
   const c10::cuda::CUDAGuard guard(device_);
-  // c10d learns of such errors too, but keeps them to its log.
+  // c10d learns of such errors too, but only logs them.
   auto* comm = reinterpret_cast<ncclComm_t>(group_->getCommPtr());
   ncclResult_t state = ncclSuccess;
   const auto asked = ncclCommGetAsyncError(comm, &state);
@@ -65,13 +65,13 @@ std::string GroupKeeper::failure(std::chrono::milliseconds open_for) {
   return reason.empty() ? text : c10::str(reason, "; NCCL says: ", text);
 }
 
-void GroupKeeper::give_up() {
-  if (given_up_.exchange(true)) return;
+void AbortableGroup::abort() {
+  if (aborted_.exchange(true)) return;
   group_->setTimeout(kClosing);
   try {
     group_->abort();
   } catch (const std::exception&) {
-    // The error that made us give up is the one to report.
+    // The error that led to the abort is the one to report.
   }
 }
 

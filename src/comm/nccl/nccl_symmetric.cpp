@@ -19,7 +19,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/backends.h"
+#include "comm/nccl/nccl_session.h"
 #include "comm/nccl/symmetric.h"
 
 namespace sherd {
@@ -44,13 +44,13 @@ void check_not_capturing() {
       "the current stream is being captured into a graph; allocate and register before that");
 }
 
-/// What a tensor of symmetric memory owns.
+/// The allocation that a tensor of symmetric memory owns.
 struct Block {
   void* begin;
   c10::Device device;
 };
 
-/// Also how such a tensor is known.
+/// Frees such a block. A tensor with this deleter is known to be symmetric memory.
 void free_block(void* context) noexcept {
   const std::unique_ptr<Block> block(static_cast<Block*>(context));
   try {
@@ -104,8 +104,8 @@ void* allocate(int64_t bytes, c10::Device device) {
       ", which has ", free, " of ", total, " free: ", in_words(result));
 }
 
-/// Waits for a communicator that does not block: it says later what became of a call.
-ncclResult_t settled(ncclComm_t comm, ncclResult_t result) {
+/// Blocks until a non-blocking communicator knows the result of a call.
+ncclResult_t await_result(ncclComm_t comm, ncclResult_t result) {
   if (result != ncclSuccess && result != ncclInProgress) return result;
   auto state = ncclInProgress;
   while (state == ncclInProgress) {
@@ -234,7 +234,7 @@ int64_t Windows::add(const at::Tensor& memory, const std::string& scope) {
     auto* comm = native_();
     TORCH_CHECK_WITH(
         DistBackendError, comm != nullptr, scope, "the communicator was aborted before");
-    const auto result = settled(
+    const auto result = await_result(
         comm,
         ncclCommWindowRegister(
             comm, memory.mutable_data_ptr(), memory.nbytes(), &window, NCCL_WIN_COLL_SYMMETRIC));
@@ -256,13 +256,13 @@ void Windows::remove(int64_t id) noexcept {
   const auto entry = std::find_if(
       entries_.begin(), entries_.end(), [&](const Entry& one) { return one.id == id; });
   if (entry == entries_.end()) return;  // the communicator was closed first
-  take_back(*entry);
+  deregister(*entry);
   entries_.erase(entry);
 }
 
 void Windows::close() noexcept {
   const std::lock_guard lock(mutex_);
-  for (const auto& entry : entries_) take_back(entry);
+  for (const auto& entry : entries_) deregister(entry);
   entries_.clear();
   native_ = nullptr;
 }
@@ -272,7 +272,7 @@ std::optional<int64_t> Windows::reach() {
   return reach_;
 }
 
-void Windows::take_back(const Entry& entry) noexcept {
+void Windows::deregister(const Entry& entry) noexcept {
   if (entry.window == nullptr) return;
   try {
     const c10::cuda::CUDAGuard guard(device_);

@@ -20,30 +20,33 @@ struct ncclWindow_vidmem;
 
 namespace sherd {
 
-// Memory that NCCL knows on all ranks. Where the ranks reach each other's GPUs by loads and stores
-// (NVLink), NCCL may then gather and reduce with kernels that need no staging and fewer CTAs: for
-// gathers, and for sums of floating point up to 32 bits, whose input and output both lie in such
-// memory; elsewhere it is registered as any user's buffer. A sum is added up in another order then,
-// so its last bits may differ. `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING` shows which kernel ran.
+// Note [Symmetric memory]
+// Symmetric memory is registered with NCCL on all ranks of a communicator. Where the ranks reach
+// each other's GPUs by loads and stores (NVLink), NCCL then has kernels that need no staging and
+// fewer CTAs: for all-gathers, and for sums of floating point up to 32 bits, if input and output
+// both lie in such memory. Elsewhere it is registered like any user's buffer. These kernels add in
+// another order, so the last bits of a sum may differ. `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING`
+// shows which kernel ran.
 
-/// What symmetric_memory(wanted) takes of the device: NCCL gives whole pages of 2 MiB.
+/// Returns how many bytes of the device symmetric_memory(wanted) takes: NCCL gives whole pages of
+/// 2 MiB.
 constexpr int64_t symmetric_bytes(int64_t wanted) {
   constexpr int64_t kPage = int64_t{2} << 20;
   return (wanted + kPage - 1) / kPage * kPage;
 }
 
-/// Memory of NCCL's own allocator, as a tensor of that many bytes without values. It is none of
-/// torch's allocator and not in its statistics. It is given back with the last reference, which
-/// makes the host wait for all work on the device; neither may happen while a graph is captured.
-/// Throws c10::ValueError where device, build or NCCL's settings can't have it, and
-/// c10::OutOfMemoryError.
+/// Allocates memory from NCCL and returns it as an uninitialised tensor of bytes. Torch's allocator
+/// and its statistics know nothing of it. The last reference to it frees it, after blocking the
+/// host until all work on the device is done. Neither may happen while a graph is captured. Throws
+/// c10::ValueError if device, build or NCCL's settings do not allow it, and c10::OutOfMemoryError.
 at::Tensor symmetric_memory(int64_t bytes, c10::Device device);
 
-/// A memory's registration with a communicator. Its end takes that back, on this rank alone, after
-/// waiting for all work on the device; graphs that use the memory must not be replayed any more.
-/// It keeps the memory alive. A communicator that closes first takes it back itself, and so it does
-/// if the window ends while an exception is on its way: peers may then never join what is under
-/// way.
+/// The registration of a memory with a communicator. Keeps the memory alive. Its destructor ends
+/// the registration, on this rank alone, after blocking the host until all work on the device is
+/// done; graphs that use the memory must not be replayed after that. If the communicator closes
+/// first, or if the window is destroyed while an exception is under way, the communicator ends the
+/// registration when it closes: after an exception, other ranks may never join the work on the
+/// device.
 class Window {
  public:
   Window() = default;
@@ -52,40 +55,43 @@ class Window {
   Window& operator=(const Window&) = delete;
 };
 
-/// Registers a whole symmetric_memory(), once per communicator. All of the communicator's ranks
-/// call it at the same point, with memories of the same size, and nothing is being captured.
-/// Blocks.
+/// Registers the whole of a symmetric_memory() with a communicator, once. Collective; blocks. The
+/// memories of all ranks have the same size, and no graph is being captured.
 ///
-/// From then on a collective that one rank runs on parts of the memory all must run on parts of it;
-/// a gather's output and a reduction's input lie at the same offset on all ranks.
+/// From then on, if one rank runs a collective on parts of the memory, all ranks must; the output
+/// of an all-gather and the input of a reduction must be at the same offset on all ranks.
 ///
-/// Throws c10::ValueError if the backend is not nccl, the memory is another, or the ranks' sizes
-/// differ: on all ranks then, before NCCL is asked. If NCCL refuses on one rank alone, the others
-/// wait for it until that one ends.
+/// Throws c10::ValueError if the backend is not nccl or `memory` did not come from
+/// symmetric_memory(); also if the ranks' sizes differ, on all ranks and before NCCL is called. If
+/// NCCL fails on one rank alone, the others block until that rank ends.
 std::unique_ptr<Window> register_window(Communicator& communicator, const at::Tensor& memory);
 
-/// Whether NCCL can use its symmetric kernels there, in words with the reason. To be asked after
-/// register_window().
+/// Returns a sentence that says whether NCCL can use its symmetric kernels on this communicator,
+/// and why not. To be called after register_window().
 std::string symmetric_text(Communicator& communicator);
 
-/// The windows of one communicator over NCCL. It shares them with their handles, so that either may
-/// end first.
+/// The windows of one nccl communicator, shared with their handles, so that either may end first.
+/// Any thread.
 class Windows {
  public:
-  /// NCCL's communicator; null once it was aborted, which frees it and all that it had registered.
+  /// A function that returns NCCL's communicator, or null once it was aborted, which frees it and
+  /// all that it had registered.
   using Native = std::function<ncclComm*()>;
 
   Windows(c10::Device device, Native native) : device_(device), native_(std::move(native)) {}
 
+  /// Returns whether a memory is registered.
   bool holds(const at::Tensor& memory);
-  /// Collective. Errors begin with `scope`.
+  /// Registers a memory and returns the id of its window. Collective; blocks. Errors begin with
+  /// `scope`.
   int64_t add(const at::Tensor& memory, const std::string& scope);
+  /// Ends one registration. Blocks until all work on the device is done.
   void remove(int64_t id) noexcept;
-  /// Takes all back. To be called while the communicator's watch still limits how long work may
-  /// take, unless the communicator is going to be aborted.
+  /// Ends all registrations. Blocks as remove() does: to be called while the communicator's watch
+  /// still limits how long work may take, unless the communicator is going to be aborted.
   void close() noexcept;
-  /// How many ranks of the communicator reach each other's memory, 0 if NCCL only registers it
-  /// locally; nothing before the first window.
+  /// Returns how many ranks of the communicator reach each other's memory: 0 if NCCL only registers
+  /// it locally, no value before the first window.
   std::optional<int64_t> reach();
 
  private:
@@ -94,7 +100,7 @@ class Windows {
     ncclWindow_vidmem* window;
     at::Tensor memory;
   };
-  void take_back(const Entry& entry) noexcept;
+  void deregister(const Entry& entry) noexcept;
 
   c10::Device device_;
   Native native_;
@@ -104,7 +110,7 @@ class Windows {
   std::optional<int64_t> reach_;
 };
 
-/// What a communicator over NCCL also is.
+/// An interface that an nccl communicator also implements.
 class HasWindows {
  public:
   virtual ~HasWindows() = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/mpi/join_part.h"
+#include "comm/mpi/part_reduction.h"
 
 #include <algorithm>
 #include <utility>
@@ -16,7 +16,7 @@ constexpr int64_t kAhead = 4;  // blocks sent before their turn
 
 }  // namespace
 
-JoinPart::JoinPart(
+PartReduction::PartReduction(
     const Members& members,
     char* input,
     char* output,
@@ -37,35 +37,35 @@ JoinPart::JoinPart(
   for (const auto& part : parts_) most_blocks_ = std::max(most_blocks_, blocks(part));
 }
 
-void JoinPart::start(Transport& transport) {
+void PartReduction::start(Transport& transport) {
   const int64_t peers = members_.size() - 1;
   if (own().length > 0) staging_.resize(static_cast<size_t>(2 * peers * staged_block() * element_));
   for (int64_t block = 0; block < 2; ++block) receive_block(transport, block);
   send_blocks(transport);
 }
 
-bool JoinPart::advance(Transport& transport) {
-  while (joined_ < blocks(own()) && incoming_[slot(joined_)].done()) {
-    join_block(joined_);
-    ++joined_;
-    receive_block(transport, joined_ + 1);
+bool PartReduction::advance(Transport& transport) {
+  while (reduced_ < blocks(own()) && incoming_[slot(reduced_)].done()) {
+    reduce_block(reduced_);
+    ++reduced_;
+    receive_block(transport, reduced_ + 1);
   }
   send_blocks(transport);
-  return outgoing_.done() && sent_ >= most_blocks_ && joined_ >= blocks(own());
+  return outgoing_.done() && sent_ >= most_blocks_ && reduced_ >= blocks(own());
 }
 
-void JoinPart::add_peers(std::vector<int64_t>& ranks) const {
+void PartReduction::add_peers(std::vector<int64_t>& ranks) const {
   for (const auto& messages : incoming_) messages.add_peers(ranks);
   outgoing_.add_peers(ranks);
 }
 
-char* JoinPart::staged(int64_t block, int64_t peer) {
+char* PartReduction::staged(int64_t block, int64_t peer) {
   const int64_t index = static_cast<int64_t>(slot(block)) * (members_.size() - 1) +
                         (peer < members_.rank ? peer : peer - 1);
   return staging_.data() + index * staged_block() * element_;
 }
 
-void JoinPart::receive_block(Transport& transport, int64_t block) {
+void PartReduction::receive_block(Transport& transport, int64_t block) {
   if (block >= blocks(own())) return;
   const int64_t bytes = block_of(own(), block).length * element_;
   members_.for_each_peer([&](int64_t peer) {
@@ -73,11 +73,11 @@ void JoinPart::receive_block(Transport& transport, int64_t block) {
   });
 }
 
-/// Sends a few blocks ahead of what is joined here: the peers are about as far. A rank whose own
+/// Sends a few blocks ahead of what is reduced here: the peers are about as far. A rank whose own
 /// part is done, or shorter than theirs, goes on as its messages leave.
-void JoinPart::send_blocks(Transport& transport) {
-  const bool idle = joined_ >= blocks(own());
-  const int64_t limit = idle ? (outgoing_.done() ? sent_ + kAhead : sent_) : joined_ + kAhead;
+void PartReduction::send_blocks(Transport& transport) {
+  const bool idle = reduced_ >= blocks(own());
+  const int64_t limit = idle ? (outgoing_.done() ? sent_ + kAhead : sent_) : reduced_ + kAhead;
   for (; sent_ < std::min(most_blocks_, limit); ++sent_) {
     members_.for_each_peer([&](int64_t peer) {
       const auto& part = parts_[static_cast<size_t>(peer)];
@@ -88,7 +88,7 @@ void JoinPart::send_blocks(Transport& transport) {
   }
 }
 
-void JoinPart::join_block(int64_t block) {
+void PartReduction::reduce_block(int64_t block) {
   const auto range = block_of(own(), block);
   std::vector<const void*> sources;
   for (int64_t rank = 0; rank < members_.size(); ++rank) {

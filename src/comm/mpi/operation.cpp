@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/operation.h"
+
+#include <sched.h>
+
+#include "comm/long_wait.h"
+
+namespace sherd {
+
+void Operation::wait() {
+  const auto asleep = Clock::now() + kSpinTime;
+  while (!done() && Clock::now() < asleep) sched_yield();
+  if (!done()) {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kLongWait, [&] { return done(); })) {
+      lock.unlock();
+      LongWaitScope::look();
+      lock.lock();
+    }
+  }
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Operation::finish(std::exception_ptr error) {
+  {
+    std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+    done_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+}  // namespace sherd
