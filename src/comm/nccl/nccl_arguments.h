@@ -28,7 +28,8 @@ struct TransferSides {
 /// Splits transfers into outputs and inputs, as they are or made movable().
 TransferSides split_sides(std::span<const Transfer> transfers, bool make_movable);
 
-/// Returns the operation that NCCL does for a reduction. After that of a scaled sum, call scale_sums().
+/// Returns the operation that NCCL does for a reduction. After that of a scaled sum, call
+/// scale_sums().
 c10d::ReduceOp reduce_op(Reduction reduction);
 
 /// Multiplies results by the factor of a scaled sum, on the current stream. c10d's own way,
