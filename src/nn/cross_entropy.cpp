@@ -11,8 +11,8 @@
 
 #include <algorithm>
 
-#include "kernels/cross_entropy.h"
 #include "kernels/deposit.h"
+#include "kernels/nn/cross_entropy.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {

@@ -6,11 +6,11 @@
 
 #include "plan/call_tracker.h"
 #include "shard/agreement.h"
+#include "shard/diagnostics/watch.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/executor.h"
 #include "shard/runtime/model_units.h"
 #include "shard/runtime/step_state.h"
-#include "shard/watch.h"
 
 namespace sherd {
 

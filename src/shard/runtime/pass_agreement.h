@@ -5,12 +5,12 @@
 #include <optional>
 
 #include "shard/agreement.h"
+#include "shard/diagnostics/watch.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/graph_state.h"
 #include "shard/runtime/model_units.h"
 #include "shard/runtime/pass.h"
 #include "shard/runtime/step_state.h"
-#include "shard/watch.h"
 
 namespace sherd {
 

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/module.h>
 
-#include "shard/findings.h"
+#include "shard/diagnostics/findings.h"
 #include "shard/outside_inference.h"
 #include "shard/region.h"
 
