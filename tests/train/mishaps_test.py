@@ -192,13 +192,14 @@ def main():
     tests = [limits_hold_for_the_start_and_for_operations, a_step_that_is_not_finite_leaves_the_last_good_state,
              a_validation_that_fails_comes_after_the_save, a_long_run_is_saved_now_and_then, another_run_is_told_apart,
              the_folder_of_an_earlier_version_is_continued, two_runs_do_not_share_a_folder]
-    for test in tests:
-        if len(sys.argv) > 3 and test.__name__ not in sys.argv[3:]:
-            continue
-        with SERVER, tempfile.TemporaryDirectory() as place:
-            place = pathlib.Path(place)
-            (place / "empty.toml").write_text("")
-            test(place)
+    with SERVER:
+        for test in tests:
+            if len(sys.argv) > 3 and test.__name__ not in sys.argv[3:]:
+                continue
+            with tempfile.TemporaryDirectory() as place:
+                place = pathlib.Path(place)
+                (place / "empty.toml").write_text("")
+                test(place)
 
 
 main()
