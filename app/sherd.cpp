@@ -1,59 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
-#include <iostream>
-
-#include "bench_command.h"
-#include "checkpoint_command.h"
-#include "exit_code.h"
-#include "network_command.h"
-#include "plan_command.h"
-#include "rehearse_command.h"
-#include "sherd/comm/world.h"
-#include "sherd/version.h"
-#include "tokenize_command.h"
-#include "train_command.h"
-
-namespace {
-
-/// However main ends, the other ranks are told, and MPI is finished.
-struct ClosesWorlds {
-  ClosesWorlds() = default;
-  ~ClosesWorlds() { sherd::World::close(); }
-  ClosesWorlds(const ClosesWorlds&) = delete;
-  ClosesWorlds& operator=(const ClosesWorlds&) = delete;
-};
-
-}  // namespace
+#include "command_line.h"
 
 int main(int argc, char** argv) {
-  const ClosesWorlds closes_worlds;  // after an error's message
-  using namespace sherd::app;
-  CLI::App app("Sherd: fully sharded training on LibTorch", "sherd");
-  app.require_subcommand(1);
-  auto* version = app.add_subcommand("version", "Print the versions of Sherd and its libraries");
-  const TrainCommand train(app);
-  const PlanCommand plan(app);
-  const RehearseCommand rehearse(app);
-  const NetworkCommand network(app);
-  const BenchCommand bench(app);
-  const TokenizeCommand tokenize(app);
-  const CheckpointCommand checkpoint(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kRefused;
-  }
-  const auto run = [&] {
-    if (train.parsed()) return train.run(argv);
-    if (plan.parsed()) return plan.run();
-    if (rehearse.parsed()) return rehearse.run();
-    if (network.parsed()) return network.run(argv);
-    if (bench.parsed()) return bench.run();
-    if (tokenize.parsed()) return tokenize.run();
-    if (checkpoint.parsed()) return checkpoint.run();
-    if (version->parsed()) std::cout << sherd::version_text();
-    return 0;
-  };
-  // `checkpoint diff` uses 1 to say that two checkpoints differ.
-  return exit_code_of(run, checkpoint.parsed() ? kRefused : kFailed);
+  return sherd::app::run_command_line(argc, argv);
 }

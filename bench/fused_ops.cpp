@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rope.h"
-#include "kernels/swiglu.h"
+#include "kernels/nn/cross_entropy.h"
+#include "kernels/nn/embedding.h"
+#include "kernels/nn/rms_norm.h"
+#include "kernels/nn/rope.h"
+#include "kernels/nn/swiglu.h"
 
 namespace {
 

@@ -9,8 +9,8 @@
 
 #include "configuration/optimizer.h"
 #include "configuration/setup.h"
+#include "shard/diagnostics/recording.h"
 #include "shard/meta_memory.h"
-#include "shard/recording.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"

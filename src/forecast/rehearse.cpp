@@ -16,7 +16,7 @@
 #include "device/timing.h"
 #include "forecast/graphed_steps.h"
 #include "forecast/memory_probe.h"
-#include "shard/recording.h"
+#include "shard/diagnostics/recording.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"

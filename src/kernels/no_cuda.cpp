@@ -3,15 +3,15 @@
 
 #include "kernels/adamw.h"
 #include "kernels/cast_copy.h"
-#include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
 #include "kernels/keyed_fill.h"
 #include "kernels/measure.h"
+#include "kernels/nn/cross_entropy.h"
+#include "kernels/nn/embedding.h"
+#include "kernels/nn/rms_norm.h"
+#include "kernels/nn/rope.h"
+#include "kernels/nn/swiglu.h"
 #include "kernels/occupy.h"
 #include "kernels/repeat.h"
-#include "kernels/rms_norm.h"
-#include "kernels/rope.h"
-#include "kernels/swiglu.h"
 
 namespace sherd {
 namespace {

@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/meta_target.h"
-#include "kernels/rope.h"
+#include "kernels/nn/rope.h"
 
 namespace sherd {
 namespace {

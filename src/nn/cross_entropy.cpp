@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "kernels/cast_copy.h"
-#include "kernels/cross_entropy.h"
+#include "kernels/nn/cross_entropy.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/cast_copy.h"
-#include "kernels/embedding.h"
+#include "kernels/nn/embedding.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {

@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "kernels/rms_norm.h"
+#include "kernels/nn/rms_norm.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "kernels/cast_copy.h"
-#include "kernels/rms_norm.h"
+#include "kernels/nn/rms_norm.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/cast_copy.h"
-#include "kernels/rope.h"
+#include "kernels/nn/rope.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/cast_copy.h"
-#include "kernels/swiglu.h"
+#include "kernels/nn/swiglu.h"
 #include "nn/rows.h"
 #include "nn/weight_gradient.h"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "shard/recorder.h"
+#include "shard/diagnostics/recorder.h"
 
 namespace sherd {
 

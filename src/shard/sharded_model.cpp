@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shard/sharded_model.h"
 
-#include "shard/findings.h"
+#include "shard/diagnostics/findings.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {

@@ -4,10 +4,14 @@
 #include <ATen/ops/amin.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
 
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "configuration/setup.h"
+#include "data/across_ranks.h"
 #include "data/token_check.h"
 #include "device/device_memory.h"
 #include "forecast/budget.h"
@@ -38,6 +42,16 @@ Configuration decided(const Configuration& given, const World& world) {
   }
   if (configuration.device.network) options.network = read_network(*configuration.device.network);
   return within_budget(configuration, world.size(), options);
+}
+
+void check_same_everywhere(const Configuration& configuration, const World& world) {
+  const auto text = to_text(configuration);
+  const auto hash = static_cast<int64_t>(std::hash<std::string>()(text) >> 1);
+  const auto both = largest_of_ranks(world, {hash, -hash});
+  TORCH_CHECK_VALUE(
+      both[0] == -both[1],
+      "[train] not all ranks have the same configuration: give each the same "
+      "file and the same --set");
 }
 
 Dataset checked_training_data(const Configuration& configuration, const World& world) {

@@ -16,6 +16,10 @@ namespace sherd {
 /// budget leaves to be decided. The same on all ranks. Collective.
 Configuration decided(const Configuration& configuration, const World& world);
 
+/// Throws unless all ranks have the same configuration: ranks that train differently would wait for
+/// each other for ever. Collective.
+void check_same_everywhere(const Configuration& configuration, const World& world);
+
 /// The data of a run. A token beyond the vocabulary is found here, before anything is trained, not
 /// when it is drawn. Collective.
 Dataset checked_training_data(const Configuration& configuration, const World& world);

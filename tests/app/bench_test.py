@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`sherd bench` on tiny models: what it says is whole, and memory is as planned: bench_test.py SHERD"""
+"""`sherd bench` on tiny models: what it says is whole, and memory is as planned: bench_test.py FORK_SERVER"""
 import json
 import math
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from fork_server import ForkServer  # noqa: E402
 
 POSITIVE = ["ranks", "tokens", "seconds", "tokens_per_second", "tflops", "limit_tflops", "share_of_limit"]
 MAYBE = ["joules", "watts", "sm_mhz"]  # null where nothing measures them
@@ -16,9 +18,11 @@ OWN = ["model weights", "main weights", "main gradients", "optimizer state", "ar
 VARIANTS = ["8b", "8b-graph", "8b-recompute", "8b-selective", "8layers", "moe", "small-units", "small-units-graph", "hybrid"]
 
 
+SERVER = ForkServer(sys.argv[1], dict(os.environ, OMP_NUM_THREADS="1"))
+
+
 def bench(*words):
-    return subprocess.run([sys.argv[1], "bench", "--device", "cpu", *words], capture_output=True, text=True, timeout=200,
-                          env=dict(os.environ, OMP_NUM_THREADS="1"))
+    return SERVER.run(["bench", "--device", "cpu", *words], timeout=200)
 
 
 def check(one, name):
@@ -43,7 +47,7 @@ def check(one, name):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as place:
+    with SERVER, tempfile.TemporaryDirectory() as place:
         out = pathlib.Path(place) / "bench.json"
         done = bench("--quick", "--only", "8b,8b-recompute", "--steps", "3", "--table", "--json", str(out))
         assert done.returncode == 0, done.stderr

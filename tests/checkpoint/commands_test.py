@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`sherd checkpoint show|verify|diff|import`, and a run that goes on from what was imported: commands_test.py SHERD"""
+"""`sherd checkpoint show|verify|diff|import`, and a run that goes on from what was imported: commands_test.py FORK_SERVER"""
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import torch
 import torch.distributed.checkpoint as dcp
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "train"))
+TESTS = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "train")]
 import llama_folder as given  # noqa: E402
 import plain_llama  # noqa: E402
+from fork_server import ForkServer  # noqa: E402
+
+SERVER = ForkServer(sys.argv[1], dict(os.environ, OMP_NUM_THREADS="1"))
 
 
 def sherd(*words, code=0):
-    done = subprocess.run([sys.argv[1], *map(str, words)], capture_output=True, text=True, timeout=120,
-                          env=dict(os.environ, OMP_NUM_THREADS="1"))
+    done = SERVER.run(words, timeout=120)
     assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
     return done.stdout + done.stderr
 
@@ -62,7 +64,7 @@ def moved_over(place):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as name:
+    with SERVER, tempfile.TemporaryDirectory() as name:
         place = pathlib.Path(name)
         given.write("tied", place / "model")
         train(place, "one", 4, f"--set=model.from={place / 'model'}", "--set=train.save_every=2")

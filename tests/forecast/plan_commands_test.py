@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`sherd plan` says what a run will take and do, without a device and without data: plan_commands_test.py SHERD"""
+"""`sherd plan` says what a run will take and do, without a device and without data: plan_commands_test.py SHERD FORK_SERVER"""
 import concurrent.futures
 import itertools
 import json
@@ -16,10 +16,13 @@ import traceback
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from browser import Browser  # noqa: E402
+from fork_server import ForkServer  # noqa: E402
 
 NETWORKS = pathlib.Path(__file__).parents[2] / "networks"
 H200 = NETWORKS / "h200_nvlink_infiniband.toml"
 GiB = 2**30
+# Nobody has a GPU here, wherever the test runs.
+ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 ALL = os.environ.get("SHERD_TEST_ALL") == "1"
 STRATEGIES = ["no_shard", "optim", "optim_grads", "optim_grads_params"]
 KINDS = ["llama", "moe", "hybrid", "vlm"]
@@ -67,14 +70,11 @@ def settings(**values):
 
 
 class Sherd:
-    def __init__(self, program, place):
-        self.program, self.place = program, place
+    def __init__(self, server, place):
+        self.server, self.place = server, place
 
     def start(self, *words):
-        # Nobody has a GPU here, wherever the test runs.
-        environment = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-        return subprocess.run([self.program, "plan", *map(str, words)], capture_output=True, text=True, timeout=60,
-                              cwd=self.place, env=environment)
+        return self.server.run(["plan", *words], cwd=self.place)
 
     def text(self, *words):
         done = self.start(*words)
@@ -209,11 +209,14 @@ def adds_up(sherd):
     assert plan["arena"]["bytes"] == plan["arena"]["bound"] > 0 and dict(plan["facts"])["memory"] == "eager", plan["facts"]
 
 
-def is_quick(sherd):
-    """Llama-3-405B on 16,384 ranks."""
+def is_quick(program, place):
+    """Llama-3-405B on 16,384 ranks, from the program's start."""
+    (place / "405b.toml").write_text(LLAMA_405B)
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
-    plan = sherd.plan("405b.toml", "--world", 16384, "--network", H200)
+    done = subprocess.run([program, "plan", "405b.toml", "--world", "16384", "--network", H200, "--json"], check=True, timeout=60,
+                          capture_output=True, cwd=place, env=ENVIRONMENT)
     end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    plan = json.loads(done.stdout)
     # Of the processor: the machine may be busy with other things.
     taken = end.ru_utime - begin.ru_utime + end.ru_stime - begin.ru_stime
     assert taken < 2, taken
@@ -439,7 +442,7 @@ def refuses(sherd):
 
 
 def main():
-    program = pathlib.Path(sys.argv[1]).resolve()
+    program, server = (pathlib.Path(path).resolve() for path in sys.argv[1:])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         place = pathlib.Path(place)
 
@@ -447,12 +450,13 @@ def main():
             """In a folder of its own, since it looks at what is written there."""
             folder = place / check.__name__
             folder.mkdir()
-            for name, text in (("8b.toml", LLAMA_8B), ("405b.toml", LLAMA_405B), ("small.toml", small())):
+            for name, text in (("8b.toml", LLAMA_8B), ("small.toml", small())):
                 (folder / name).write_text(text)
-            return check(Sherd(program, folder))
+            return check(Sherd(server, folder))
 
-        quickest = checked(is_quick)  # with nothing beside it
-        with Browser(place / "profile") as browser, concurrent.futures.ThreadPoolExecutor(2) as two:
+        quickest = is_quick(program, place)  # with nothing beside it
+        with (Browser(place / "profile") as browser, ForkServer(server, ENVIRONMENT) as server,
+              concurrent.futures.ThreadPoolExecutor(2) as two):
             def draws_in_browser(sherd):
                 draws(sherd, browser)
 

@@ -9,7 +9,7 @@
 #include "ranks/freed_tensors.h"
 #include "ranks/rank_world.h"
 #include "shard/counting_allocator.h"
-#include "shard/recording.h"
+#include "shard/diagnostics/recording.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"

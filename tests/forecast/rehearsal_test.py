@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsal on one core predicts a run on two: rehearsal_test.py SHERD
+"""A rehearsal on one core predicts a run on two: rehearsal_test.py SHERD FORK_SERVER
 
 The network is measured between two ranks, the units' times on one rank of a world of two that isn't there; the plan puts
 both together. What it says of a step is held against the real one. Five times over: the median counts, so three that are
@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "ranks"))
+TESTS = pathlib.Path(__file__).parents[1]
+sys.path += [str(TESTS), str(TESTS / "ranks")]
 import busy
+from fork_server import ForkServer  # noqa: E402
 
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 REPETITIONS = 5
@@ -37,8 +39,8 @@ kind = "cpu"
 """
 
 
-def run(place, *words, **more):
-    done = subprocess.run([*map(str, words)], cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, **more)
+def run(server, place, *words):
+    done = server.run(words, cwd=place)
     assert done.returncode == 0, (words, done.returncode, done.stderr)
     return done.stdout
 
@@ -56,14 +58,14 @@ def rehearse(sherd, place, number):
         assert one.returncode == 0, said
 
 
-def compare(sherd, place, number):
+def compare(sherd, server, place, number):
     """(what the plan says, what the run took, its parts), in seconds of a step."""
-    run(place, sherd, "network", "--ranks", 2, "--out", f"network{number}.toml")
+    run(server, place, "network", "--ranks", 2, "--out", f"network{number}.toml")
     rehearse(sherd, place, number)
-    plan = json.loads(run(place, sherd, "plan", "run.toml", "--world", 2, "--network", f"network{number}.toml", "--times", "times0.json",
-                          "--json"))
+    plan = json.loads(run(server, place, "plan", "run.toml", "--world", 2, "--network", f"network{number}.toml", "--times",
+                          "times0.json", "--json"))
     exposed = sum(unit["exposed"] for unit in plan["units"])
-    run(place, sherd, "train", "run.toml", "--ranks", 2, "--set", f'train.out="out{number}"')
+    run(server, place, "train", "run.toml", "--ranks", 2, "--set", f'train.out="out{number}"')
     lines = (place / f"out{number}" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step_seconds"] for line in lines][SKIPPED:]
     assert len(steps) == 15 - SKIPPED, steps
@@ -81,7 +83,7 @@ def check_quiet():
 def main():
     check_quiet()
     ratios = []
-    with tempfile.TemporaryDirectory() as place:
+    with ForkServer(sys.argv[2], ENVIRONMENT) as server, tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
         (place / "run.toml").write_text(RUN)
         (place / "text.txt").write_bytes(bytes((i * i + i // 7) % 251 for i in range(300000)))
@@ -90,7 +92,7 @@ def main():
             if sum(abs(ratio - 1) <= WITHIN for ratio in ratios) > REPETITIONS // 2:
                 ratios = [ratio for ratio in ratios if abs(ratio - 1) <= WITHIN]
                 break  # whatever else comes, the median of all is between these
-            predicted, real, exposed = compare(sherd, place, number)
+            predicted, real, exposed = compare(sherd, server, place, number)
             ratios.append(predicted / real)
             print(f"predicted {predicted * 1e3:.0f} ms, of which {exposed * 1e3:.0f} ms are transfers; "
                   f"real {real * 1e3:.0f} ms: {ratios[-1]:.3f}", flush=True)

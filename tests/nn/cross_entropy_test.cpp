@@ -3,7 +3,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include "kernels/cross_entropy.h"
+#include "kernels/nn/cross_entropy.h"
 #include "nn/comparison.h"
 
 namespace sherd::testing {

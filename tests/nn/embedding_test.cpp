@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/nn/functional.h"
 
-#include "kernels/embedding.h"
+#include "kernels/nn/embedding.h"
 #include "nn/comparison.h"
 
 namespace sherd::testing {

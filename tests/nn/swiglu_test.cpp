@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/nn/functional.h"
 
-#include "kernels/swiglu.h"
+#include "kernels/nn/swiglu.h"
 #include "nn/comparison.h"
 
 namespace sherd::testing {

@@ -4,93 +4,11 @@
 
 #include <torch/nn/utils/clip_grad.h>
 
-#include "shard/failure_fixture.h"
-#include "shard/granules.h"
-#include "shard/twin.h"
+#include "optim/flat_model.h"
 #include "sherd/shard/diagnostics.h"
 
 namespace sherd::testing {
 namespace {
-
-/// Parameters of all sizes, some smaller than the number of ranks. The gradient of each is what the
-/// forward is given, whatever its value.
-struct FlatUnitImpl : torch::nn::Module {
-  FlatUnitImpl() {
-    int64_t number = 0;
-    for (const auto& shape : std::vector<std::vector<int64_t>>{{17, 5}, {1}, {3}, {2, 2}, {40}}) {
-      weights.push_back(
-          register_parameter("weight" + std::to_string(number++), torch::randn(shape)));
-    }
-  }
-  at::Tensor forward(int64_t seed) {
-    auto sum = torch::zeros({}, weights[0].options());
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const auto gradient = random_input(seed, static_cast<int64_t>(i), 0, weights[i].sizes());
-      sum = sum + (weights[i] * gradient.to(weights[i].device())).sum();
-    }
-    return sum;
-  }
-  std::vector<at::Tensor> weights;
-};
-SHERD_MODULE(FlatUnit);
-
-struct FlatModelImpl : torch::nn::Module {
-  FlatModelImpl() {
-    for (int i = 0; i < 3; ++i) {
-      units.push_back(register_module("unit" + std::to_string(i), FlatUnit()));
-    }
-    scale = register_parameter("scale", torch::tensor(1.0f));
-  }
-  at::Tensor forward(int64_t seed) {
-    auto sum = scale * 0.25;
-    for (size_t i = 0; i < units.size(); ++i) {
-      sum = sum + units[i](seed * 10 + static_cast<int64_t>(i));
-    }
-    return sum;
-  }
-  std::vector<FlatUnit> units;
-  at::Tensor scale;
-};
-SHERD_MODULE(FlatModel);
-
-/// One element: most ranks have nothing of it.
-struct SingleImpl : torch::nn::Module {
-  SingleImpl() { weight = register_parameter("weight", torch::ones({1, 1})); }
-  at::Tensor forward(double factor) { return (weight * factor).sum(); }
-  at::Tensor weight;
-};
-SHERD_MODULE(Single);
-
-FlatModel make_model(uint64_t seed = 4) {
-  torch::manual_seed(seed);
-  FlatModel model;
-  to_device(*model);
-  return model;
-}
-
-FlatModel make_sharded(const UnitOptions& options, const RootOptions& root = {}) {
-  auto model = make_model();
-  for (auto& unit : model->units) fully_shard(unit, options);
-  fully_shard(model, options, root);
-  return model;
-}
-
-/// The same gradients for both.
-void train_both(
-    FlatModel& model,
-    AdamW& optimizer,
-    FlatModel& reference,
-    torch::optim::AdamW& torchs,
-    int64_t steps,
-    int64_t first = 0) {
-  for (int64_t step = first; step < first + steps; ++step) {
-    model(step).backward();
-    optimizer.step();
-    reference->zero_grad();
-    reference->forward(step).backward();
-    torchs.step();
-  }
-}
 
 class AdamWRanks : public ::testing::TestWithParam<ShardingCase> {
  protected:
@@ -98,8 +16,8 @@ class AdamWRanks : public ::testing::TestWithParam<ShardingCase> {
 };
 
 TEST_P(AdamWRanks, EqualsTorchsOverAHundredStepsOfTheSameGradients) {
-  auto model = make_sharded(options());
-  auto reference = make_model();
+  auto model = make_sharded_flat_model(options());
+  auto reference = make_flat_model();
   AdamW optimizer(model, {.lr = 2e-3, .weight_decay = 0.1});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
@@ -109,8 +27,8 @@ TEST_P(AdamWRanks, EqualsTorchsOverAHundredStepsOfTheSameGradients) {
 }
 
 TEST_P(AdamWRanks, AFrozenParameterStaysAndGoesOnFromThere) {
-  auto model = make_sharded(options());
-  auto reference = make_model();
+  auto model = make_sharded_flat_model(options());
+  auto reference = make_flat_model();
   AdamW optimizer(model, {.lr = 2e-3, .weight_decay = 0.1});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
@@ -154,53 +72,9 @@ TEST_P(AdamWRanks, AFrozenParameterStaysAndGoesOnFromThere) {
   EXPECT_EQ(resumed.updates(), 20);
 }
 
-TEST_P(AdamWRanks, TorchsOptimizersGetNoEmptyTensors) {
-  for (const auto kind : {Optimizer::sgd, Optimizer::adamw}) {
-    auto model = make_sharded(options());
-    auto reference = make_model();
-    const auto mine = parameters(model);
-    for (const auto& piece : mine) EXPECT_GT(piece.numel(), 0);
-    EXPECT_EQ(named_parameters(model).size(), reference->parameters().size());
-    const auto optimizer = make_optimizer(kind, mine);
-    const auto torchs = make_optimizer(kind, reference->parameters());
-    for (int64_t i = 0; i < 10; ++i) {
-      model(i).backward();
-      step(model, *optimizer);
-      reference->zero_grad();
-      reference->forward(i).backward();
-      torchs->step();
-    }
-    expect_weights(full_parameters(model), *reference, 1e-6);
-  }
-}
-
-TEST_P(AdamWRanks, ARankMayHaveNoElementsAtAll) {
-  for (const auto kind : {Optimizer::sgd, Optimizer::adamw}) {
-    Single reference;
-    Single model;
-    {
-      const torch::NoGradGuard no_grad;
-      reference->weight.fill_(0.5);
-      model->weight.fill_(0.5);
-    }
-    to_device(*model);
-    fully_shard(model, options());
-    const auto optimizer = make_optimizer(kind, parameters(model));
-    const auto torchs = make_optimizer(kind, reference->parameters());
-    for (int64_t i = 0; i < 3; ++i) {
-      model(2.0).backward();
-      step(model, *optimizer);
-      reference->zero_grad();
-      reference->forward(2.0).backward();
-      torchs->step();
-    }
-    expect_weights(full_parameters(model), *reference, 1e-6);
-  }
-}
-
 TEST_P(AdamWRanks, ClipsByTheNormOfTheUnshardedModel) {
-  auto model = make_sharded(options());
-  auto reference = make_model();
+  auto model = make_sharded_flat_model(options());
+  auto reference = make_flat_model();
   AdamW optimizer(model, {.lr = 2e-3, .max_norm = 3});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.01));
@@ -216,56 +90,8 @@ TEST_P(AdamWRanks, ClipsByTheNormOfTheUnshardedModel) {
   expect_weights(full_parameters(model), *reference, 1e-5);
 }
 
-/// Cut by rows, in blocks, nowhere, or each parameter in its own way.
-TEST_P(AdamWRanks, EqualsTorchsWhereverParametersMayBeCut) {
-  for (const auto& granules : all_granules()) {
-    SCOPED_TRACE(granules.name);
-    auto given = options();
-    add_granules(given, granules, *make_model());
-    auto model = make_sharded(given);
-    auto reference = make_model();
-    AdamW optimizer(model, {.lr = 2e-3, .weight_decay = 0.1, .max_norm = 3});
-    torch::optim::AdamW torchs(
-        reference->parameters(), torch::optim::AdamWOptions(2e-3).weight_decay(0.1));
-    for (int64_t step = 0; step < 4; ++step) {
-      model(step).backward();
-      optimizer.step();
-      reference->zero_grad();
-      reference->forward(step).backward();
-      const double norm = torch::nn::utils::clip_grad_norm_(reference->parameters(), 3);
-      EXPECT_NEAR(optimizer.gradient_norm(), norm, 1e-6 * norm);
-      torchs.step();
-    }
-    const auto weights = full_parameters(model);
-    expect_weights(weights, *reference, 1e-6);
-    expect_granules(named_parameters(model), weights, granules);
-  }
-}
-
-TEST_P(AdamWRanks, EmptyLocalShardsDoNotCorruptTheirNeighbours) {
-  auto model = make_sharded(options());
-  AdamW optimizer(model, {.lr = 0, .weight_decay = 0});
-  const auto before = full_parameters(model);
-  int64_t empty = 0;
-  for (const auto& [name, piece] : named_parameters(model)) empty += piece.numel() == 0;
-  const bool sharded = GetParam().placement.spreads(Role::optimizer).inner == Spread::shard;
-  if (sharded && test_world().size() >= 3) {
-    EXPECT_GT(empty, 0);
-  }
-  model(1).backward();
-  optimizer.step();  // an lr of 0 changes nothing, wherever a shard begins and ends
-  const auto after = full_parameters(model);
-  for (size_t i = 0; i < before.size(); ++i) {
-    EXPECT_TRUE(torch::equal(before[i].second, after[i].second)) << before[i].first;
-  }
-  for (const auto& [name, first, second] : optimizer.moments()) {
-    EXPECT_TRUE((second >= 0).all().item<bool>()) << name;
-    EXPECT_EQ((first != 0).sum().item<int64_t>(), first.numel()) << name;
-  }
-}
-
 TEST_P(AdamWRanks, ConstructingItChangesNothing) {
-  auto model = make_sharded(options());
+  auto model = make_sharded_flat_model(options());
   const auto before = full_parameters(model);
   const auto bytes = allocated_bytes(model);
   const AdamW optimizer(model);
@@ -277,15 +103,15 @@ TEST_P(AdamWRanks, ConstructingItChangesNothing) {
 }
 
 TEST_P(AdamWRanks, ARuleThatMatchesNoParameterIsRefusedWithNamesThatExist) {
-  auto model = make_sharded(options());
+  auto model = make_sharded_flat_model(options());
   expect_error({"[optim] AdamW", "'*.wieght1'", "'unit0.", "more", "correct the pattern"}, [&] {
     AdamW(model, {.rules = {{.match = "*.weight1", .lr_factor = 0.5}, {.match = "*.wieght1"}}});
   });
 }
 
 TEST_P(AdamWRanks, RulesByNameReachTheirParametersAlone) {
-  auto model = make_sharded(options());
-  auto reference = make_model();
+  auto model = make_sharded_flat_model(options());
+  auto reference = make_flat_model();
   AdamW optimizer(
       model, {.lr = 1e-2,
               .weight_decay = 0.1,
@@ -310,8 +136,8 @@ TEST_P(AdamWRanks, RulesByNameReachTheirParametersAlone) {
 }
 
 TEST_P(AdamWRanks, TheRateMayChangeBetweenSteps) {
-  auto model = make_sharded(options());
-  auto reference = make_model();
+  auto model = make_sharded_flat_model(options());
+  auto reference = make_flat_model();
   AdamW optimizer(model, {.lr = 0.5});
   torch::optim::AdamW torchs(reference->parameters(), torch::optim::AdamWOptions(0.5));
   for (int64_t step = 0; step < 10; ++step) {
@@ -325,8 +151,8 @@ TEST_P(AdamWRanks, TheRateMayChangeBetweenSteps) {
 }
 
 TEST_P(AdamWRanks, ALossPerTokenIsDividedByAllTokens) {
-  auto model = make_sharded(options(), {.loss = Loss::per_token});
-  auto reference = make_model();
+  auto model = make_sharded_flat_model(options(), {.loss = Loss::per_token});
+  auto reference = make_flat_model();
   AdamW optimizer(model, {.lr = 1e-2, .max_norm = 1});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.01));
@@ -346,7 +172,7 @@ TEST_P(AdamWRanks, ALossPerTokenIsDividedByAllTokens) {
 }
 
 TEST_P(AdamWRanks, AGradientThatIsNotFiniteIsNamedAndChangesNothing) {
-  auto model = make_sharded(options());
+  auto model = make_sharded_flat_model(options());
   AdamW optimizer(model);
   model(0).backward();
   optimizer.step();
@@ -370,8 +196,8 @@ TEST_P(AdamWRanks, AGradientThatIsNotFiniteIsNamedAndChangesNothing) {
 }
 
 TEST_P(AdamWRanks, AScaledLossGivesTheSameUpdatesAndSkipsWhatOverflows) {
-  auto model = make_sharded(options());
-  auto reference = make_model();
+  auto model = make_sharded_flat_model(options());
+  auto reference = make_flat_model();
   AdamW optimizer(model, {.lr = 1e-2, .scaling = LossScaling{.initial = 1024, .interval = 3}});
   torch::optim::AdamW torchs(
       reference->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.01));
@@ -394,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, AdamWRanks, ::testing::ValuesIn(all_ways()), [](c
 });
 
 TEST(AdamWErrors, OptionsOutOfRangeNameTheKeyAndTheValue) {
-  auto model = make_sharded({.mesh = mesh_for({})});
+  auto model = make_sharded_flat_model({.mesh = mesh_for({})});
   program(model);  // from now on its units are its own
   expect_error({"[optim] AdamW: lr is -1"}, [&] { AdamW(model, {.lr = -1}); });
   expect_error({"beta1 is 1;"}, [&] { AdamW(model, {.beta1 = 1}); });
@@ -403,12 +229,12 @@ TEST(AdamWErrors, OptionsOutOfRangeNameTheKeyAndTheValue) {
   expect_error({"states is Half"}, [&] { AdamW(model, {.states = c10::kHalf}); });
   expect_error(
       {"scaling.backoff is 2;"}, [&] { AdamW(model, {.scaling = LossScaling{.backoff = 2}}); });
-  expect_error({"AdamW is called with", "not sharded"}, [&] { AdamW{make_model()}; });
+  expect_error({"AdamW is called with", "not sharded"}, [&] { AdamW{make_flat_model()}; });
   expect_error({"AdamW is called with unit", "not the root"}, [&] { AdamW{model->units[0]}; });
 }
 
 TEST(AdamWErrors, AStepBeforeTheLastBackwardNamesBothNumbers) {
-  auto model = make_sharded({.mesh = mesh_for({})});
+  auto model = make_sharded_flat_model({.mesh = mesh_for({})});
   AdamW optimizer(model);
   micro_batches(model, 2);
   model(0).backward();
@@ -418,7 +244,7 @@ TEST(AdamWErrors, AStepBeforeTheLastBackwardNamesBothNumbers) {
 }
 
 TEST(AdamWErrors, AnOptimizerWhoseModelIsGoneSaysSo) {
-  auto model = make_sharded({.mesh = mesh_for({})});
+  auto model = make_sharded_flat_model({.mesh = mesh_for({})});
   AdamW optimizer(model);
   model = nullptr;
   expect_error({"[optim] the model of this optimizer is gone"}, [&] { optimizer.step(); });

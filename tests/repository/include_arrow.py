@@ -18,8 +18,8 @@ PRIVATE_BUT_SHARED = {
     "checkpoint/safetensors.h": {"models"},
     "nn/autocast.h": {"models"},
     "plan/price.h": {"forecast"},
+    "shard/diagnostics/recording.h": {"forecast"},
     "shard/meta_memory.h": {"forecast"},
-    "shard/recording.h": {"forecast"},
 }
 OPEN_TO_ALL = {"files", "device"}
 TORCH = re.compile(r"<(torch|ATen|c10|c10d)/")

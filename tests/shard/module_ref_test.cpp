@@ -6,8 +6,8 @@
 #include <torch/optim/sgd.h>
 
 #include "files/temporary_folder.h"
+#include "shard/diagnostics/recording.h"
 #include "shard/failure_fixture.h"
-#include "shard/recording.h"
 #include "sherd/sherd.h"
 
 namespace sherd::testing {

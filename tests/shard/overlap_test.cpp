@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "comm/emulated/recorded_calls.h"
+#include "shard/diagnostics/recording.h"
 #include "shard/models.h"
-#include "shard/recording.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""transformers loads a checkpoint as the model that it is, metadata and tokenizer too: from_pretrained_test.py SHERD PROGRAM"""
+"""transformers loads a checkpoint as the model that it is, metadata and tokenizer too: from_pretrained_test.py FORK_SERVER PROGRAM"""
 import inspect
 import json
 import os
@@ -18,6 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import llama_folder as given
 
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from fork_server import ForkServer  # noqa: E402
+
+SERVER = ForkServer(sys.argv[1], dict(os.environ, OMP_NUM_THREADS="1"))
 BOUND = 1e-5
 TOKENIZER = pathlib.Path(__file__).parents[1] / "data" / "tokenizers" / "llama3.json"
 ODD = {"bos_token_id": 3, "eos_token_id": [5, 7], "pad_token_id": 9, "max_position_embeddings": 131072, "use_cache": False,
@@ -50,8 +54,7 @@ def train(place, code=0, **settings):
     settings = {"data.text": given.STORY, "data.seq": given.SEQ, "device.kind": "cpu", "train.steps": 2,
                 **{key.replace("__", "."): value for key, value in settings.items()}}
     (place / "empty.toml").write_text("")
-    done = subprocess.run([sys.argv[1], "train", "empty.toml", *(f"--set={key}={value}" for key, value in settings.items())],
-                          cwd=place, timeout=60, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+    done = SERVER.run(["train", "empty.toml", *(f"--set={key}={value}" for key, value in settings.items())], cwd=place)
     assert done.returncode == code, (done.returncode, done.stderr)
     return done.stderr
 
@@ -132,7 +135,7 @@ def from_scratch(place):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as place:
+    with SERVER, tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
         worst = max(fine_tuned(place), from_scratch(place))
     print(f"logits at most {worst:.1e} apart")

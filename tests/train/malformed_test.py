@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Malformed inputs end in an error that names what is wrong, quickly, and leave files alone: malformed_test.py SHERD"""
+"""Malformed inputs end in an error that names what is wrong, quickly, and leave files alone: malformed_test.py FORK_SERVER"""
 import json
 import os
 import pathlib
 import struct
-import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from fork_server import ForkServer  # noqa: E402
 
 FINE = '[model]\ndim = 16\nlayers = 1\nheads = 2\n[data]\ntext = "story.txt"\nseq = 8\n[train]\nsteps = 1\nout = "out"\n'
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "vocab_size": 256, "hidden_size": 8,
@@ -173,24 +175,28 @@ CASES = {
 }
 
 
+def refused(sherd, name, make, words):
+    with tempfile.TemporaryDirectory() as place:
+        place = pathlib.Path(place)
+        (place / "story.txt").write_text("Once there was a pot. " * 20)
+        make(place)
+        before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        begin = time.monotonic()
+        done = sherd.run(["train", "run.toml", "--set", "device.kind=cpu"], cwd=place, timeout=30)
+        taken = time.monotonic() - begin
+        assert done.returncode == 2, (name, done.returncode, done.stderr)
+        for word in words:
+            assert word in done.stderr, (name, word, done.stderr)
+        assert "terminate called" not in done.stderr and "frame #" not in done.stderr, (name, done.stderr)
+        assert taken < 10, (name, taken)
+        for path, data in before.items():
+            assert path.read_bytes() == data, (name, path)
+
+
 def main():
-    for name, (make, words) in CASES.items():
-        with tempfile.TemporaryDirectory() as place:
-            place = pathlib.Path(place)
-            (place / "story.txt").write_text("Once there was a pot. " * 20)
-            make(place)
-            before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-            begin = time.monotonic()
-            done = subprocess.run([sys.argv[1], "train", "run.toml", "--set", "device.kind=cpu"], cwd=place, timeout=30,
-                                  capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
-            taken = time.monotonic() - begin
-            assert done.returncode == 2, (name, done.returncode, done.stderr)
-            for word in words:
-                assert word in done.stderr, (name, word, done.stderr)
-            assert "terminate called" not in done.stderr and "frame #" not in done.stderr, (name, done.stderr)
-            assert taken < 10, (name, taken)
-            for path, data in before.items():
-                assert path.read_bytes() == data, (name, path)
+    with ForkServer(sys.argv[1], dict(os.environ, OMP_NUM_THREADS="1")) as sherd:
+        for name, (make, words) in CASES.items():
+            refused(sherd, name, make, words)
     assert len(CASES) >= 30
     print(f"{len(CASES)} malformed inputs refused")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong in a run, or with its folder, is said, and nothing trained is lost: mishaps_test.py SHERD"""
+"""What goes wrong in a run, or with its folder, is said, and nothing trained is lost: mishaps_test.py SHERD FORK_SERVER [TEST…]"""
 import json
 import os
 import pathlib
@@ -10,10 +10,14 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from fork_server import ForkServer  # noqa: E402
+
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
 SETTINGS = {"data.text": STORY, "data.seq": 16, "model.dim": 16, "model.layers": 1, "model.heads": 2, "train.steps": 4,
             "train.out": "out", "device.kind": "cpu"}
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
+SERVER = ForkServer(sys.argv[2], ENVIRONMENT)
 
 
 def command(changes, ranks=1):
@@ -25,7 +29,11 @@ def command(changes, ranks=1):
 def run(place, code=0, ranks=1, **changes):
     """Its output and its errors."""
     changes = {key.replace("__", "."): value for key, value in changes.items()}
-    done = subprocess.run(command(changes, ranks), cwd=place, timeout=60, capture_output=True, text=True, env=ENVIRONMENT)
+    words = command(changes, ranks)
+    if ranks == 1:
+        done = SERVER.run(words[1:], cwd=place)
+    else:
+        done = subprocess.run(words, cwd=place, timeout=60, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == code if code is not None else done.returncode != 0, (changes, done.returncode, done.stdout, done.stderr)
     return done.stdout, done.stderr
 
@@ -39,7 +47,7 @@ def validations(place):
 
 
 def verify(place, folder):
-    subprocess.run([sys.argv[1], "checkpoint", "verify", str(place / folder)], check=True, stdout=subprocess.DEVNULL)
+    SERVER.run(["checkpoint", "verify", folder], cwd=place).check_returncode()
 
 
 def a_step_that_is_not_finite_leaves_the_last_good_state(place):
@@ -184,13 +192,14 @@ def main():
     tests = [limits_hold_for_the_start_and_for_operations, a_step_that_is_not_finite_leaves_the_last_good_state,
              a_validation_that_fails_comes_after_the_save, a_long_run_is_saved_now_and_then, another_run_is_told_apart,
              the_folder_of_an_earlier_version_is_continued, two_runs_do_not_share_a_folder]
-    for test in tests:
-        if len(sys.argv) > 2 and test.__name__ not in sys.argv[2:]:
-            continue
-        with tempfile.TemporaryDirectory() as place:
-            place = pathlib.Path(place)
-            (place / "empty.toml").write_text("")
-            test(place)
+    with SERVER:
+        for test in tests:
+            if len(sys.argv) > 3 and test.__name__ not in sys.argv[3:]:
+                continue
+            with tempfile.TemporaryDirectory() as place:
+                place = pathlib.Path(place)
+                (place / "empty.toml").write_text("")
+                test(place)
 
 
 main()

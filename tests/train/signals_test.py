@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A signal, and those that follow it within moments, end a run after its step, with everything written: signals_test.py SHERD"""
+"""A signal, and those that follow it within moments, end a run after its step, with everything written: signals_test.py SHERD FORK_SERVER"""
 import json
 import os
 import pathlib
@@ -8,6 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from fork_server import ForkServer  # noqa: E402
 
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
 
@@ -24,7 +27,7 @@ def start(sherd, place, ranks):
     raise AssertionError("the run ended by itself")
 
 
-def stops_cleanly(sherd, which, ranks):
+def stops_cleanly(sherd, server, which, ranks):
     with tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
         process = start(sherd, place, ranks)
@@ -39,15 +42,16 @@ def stops_cleanly(sherd, which, ranks):
         assert steps == list(range(1, len(steps) + 1)), steps
         assert f"stopped by a signal after step {steps[-1]}" in rest, rest
         saved = place / f"out/step-{steps[-1]}"
-        subprocess.run([sherd, "checkpoint", "verify", str(saved)], check=True, timeout=60, stdout=subprocess.DEVNULL)
+        server.run(["checkpoint", "verify", saved]).check_returncode()
         assert json.loads((saved / "state.json").read_text())["step"] == steps[-1]
         assert (place / "out/report.html").read_text().endswith("</html>\n")
 
 
 def main():
-    for ranks in (1, 3):
-        for which in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1][:2 + (ranks == 1)]):
-            stops_cleanly(sys.argv[1], which, ranks)
+    with ForkServer(sys.argv[2]) as server:
+        for ranks in (1, 3):
+            for which in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1][:2 + (ranks == 1)]):
+                stops_cleanly(sys.argv[1], server, which, ranks)
 
 
 main()

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`sherd train` from a Hugging Face folder gives transformers' losses, norms and weights: transformers_test.py SHERD"""
+"""`sherd train` from a Hugging Face folder gives transformers' losses, norms and weights: transformers_test.py FORK_SERVER"""
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -12,6 +11,9 @@ import torch
 
 import llama_folder as given
 import plain_llama
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from fork_server import ForkServer  # noqa: E402
 
 BOUND = 1e-5  # relative
 WEIGHT_BOUND = 2e-3  # norm of the difference over the norm, per tensor
@@ -44,8 +46,8 @@ def run(sherd, folder, out, ranks, strategy, micro_batches):
     arguments = [f"--set={key}={value}" for key, value in settings.items()]
     empty = pathlib.Path(out).with_suffix(".toml")
     empty.write_text("")
-    subprocess.run([sherd, "train", str(empty), "--ranks", str(ranks), *arguments], check=True, timeout=120,
-                   stdout=subprocess.DEVNULL, env=dict(os.environ, OMP_NUM_THREADS="1"))
+    done = sherd.run(["train", empty, "--ranks", ranks, *arguments], timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr)
     return [json.loads(line) for line in (pathlib.Path(out) / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -78,7 +80,7 @@ def close(steps, expected, about):
 def main():
     reference = json.loads(pathlib.Path(__file__).with_name("reference.json").read_text())
     worst, worst_weight = 0, 0
-    with tempfile.TemporaryDirectory() as place:
+    with ForkServer(sys.argv[1], dict(os.environ, OMP_NUM_THREADS="1")) as sherd, tempfile.TemporaryDirectory() as place:
         for kind in given.CONFIGS:
             folder = f"{place}/{kind}"
             given.write(kind, folder)
@@ -86,7 +88,7 @@ def main():
             close(plain, reference[kind], "plain torch")  # so its weights are transformers', too
             for number, (ranks, strategy, micro_batches) in enumerate(runs_of(kind)):
                 out = f"{place}/{kind}-{number}"
-                steps = run(sys.argv[1], folder, out, ranks, strategy, micro_batches)
+                steps = run(sherd, folder, out, ranks, strategy, micro_batches)
                 assert [step["step"] for step in steps] == list(range(1, given.STEPS + 1)), steps
                 worst = max(worst, close(steps, reference[kind], (kind, ranks, strategy, micro_batches)))
                 saved = checkpoint(pathlib.Path(out) / f"step-{given.STEPS}")

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "comm/nccl/symmetric.h"
+#include "shard/diagnostics/recorder.h"
 #include "shard/program_streams.h"
-#include "shard/recorder.h"
 #include "shard/runtime/model_units.h"
 #include "sherd/plan/program.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "device/random_state.h"
-#include "shard/findings.h"
+#include "shard/diagnostics/findings.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {

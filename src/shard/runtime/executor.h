@@ -8,10 +8,10 @@
 #include <functional>
 #include <vector>
 
+#include "shard/diagnostics/watch.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/model_units.h"
 #include "shard/runtime/step_state.h"
-#include "shard/watch.h"
 
 namespace sherd {
 

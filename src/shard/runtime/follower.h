@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "plan/call_tracker.h"
+#include "shard/diagnostics/watch.h"
 #include "shard/rank_records.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/executor.h"
 #include "shard/runtime/model_units.h"
 #include "shard/runtime/step_state.h"
-#include "shard/watch.h"
 
 namespace sherd {
 

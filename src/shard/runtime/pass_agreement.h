@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "shard/diagnostics/watch.h"
 #include "shard/parameter_shards.h"
 #include "shard/rank_records.h"
 #include "shard/runtime/bound_program.h"
@@ -13,7 +14,6 @@
 #include "shard/runtime/model_units.h"
 #include "shard/runtime/pass.h"
 #include "shard/runtime/step_state.h"
-#include "shard/watch.h"
 
 namespace sherd {
 

@@ -9,7 +9,7 @@
 #include <torch/nn/module.h>
 
 #include "comm/long_wait.h"
-#include "shard/findings.h"
+#include "shard/diagnostics/findings.h"
 #include "shard/outside_inference.h"
 #include "shard/region.h"
 #include "shard/registry.h"

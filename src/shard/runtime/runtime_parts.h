@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "shard/diagnostics/watch.h"
 #include "shard/parameter_shards.h"
 #include "shard/runtime/abandonment.h"
 #include "shard/runtime/bound_program.h"
@@ -15,7 +16,6 @@
 #include "shard/runtime/pass_agreement.h"
 #include "shard/runtime/published_weights.h"
 #include "shard/runtime/step_state.h"
-#include "shard/watch.h"
 
 namespace sherd {
 

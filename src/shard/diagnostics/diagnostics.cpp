@@ -10,7 +10,7 @@
 #include <iomanip>
 #include <sstream>
 
-#include "shard/findings.h"
+#include "shard/diagnostics/findings.h"
 #include "shard/runtime/runtime.h"
 
 namespace sherd {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/swiglu.h"
+#include "kernels/nn/swiglu.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sigmoid.h>

@@ -11,7 +11,7 @@ import sys
 import time
 import unittest
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "ranks"))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "ranks"))
 import busy
 import side_by_side
 

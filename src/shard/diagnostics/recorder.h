@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "shard/recording.h"
+#include "shard/diagnostics/recording.h"
 #include "sherd/comm/communicator.h"
 
 namespace sherd {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/rope.h"
+#include "kernels/nn/rope.h"
 
 #include "kernels/cast_types.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cross_entropy.h"
+#include "kernels/nn/cross_entropy.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/embedding.h"
+#include "kernels/nn/embedding.h"
 
 #include <ATen/ops/sort.h>
 

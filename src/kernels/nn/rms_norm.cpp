@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/rms_norm.h"
+#include "kernels/nn/rms_norm.h"
 
 #include <cmath>
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/findings.h"
+#include "shard/diagnostics/findings.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/training_step.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "sherd/shard/fully_shard.h"
+#include "sherd/shard/module.h"
+#include "train/run_inputs.h"
+
+namespace sherd {
+
+TrainingStep::TrainingStep(
+    const Configuration& configuration,
+    const World& world,
+    const Dataset& data,
+    LanguageModel& model,
+    AdamW& optimizer)
+    : configuration_(configuration),
+      world_(world),
+      data_(data),
+      model_(model),
+      optimizer_(optimizer),
+      sampler_(sampling_of(configuration, data, world.size())) {
+  if (!configuration.train.graph) return;
+  TORCH_CHECK_VALUE(
+      !data.has_images(),
+      "[train] train.graph = true: a model of kind \"vlm\" runs its vision tower for some "
+      "batches only, and a graph always repeats the same step; set train.graph = false");
+  graph_.emplace(model);
+}
+
+/// Of all ranks.
+int64_t TrainingStep::targets_from(int64_t position) const {
+  if (!data_.has_images()) return sampler_.samples_from(position) * configuration_.data.seq;
+  int64_t targets = 0;
+  for (int64_t i = 0; i < configuration_.data.micro_batches; ++i) {
+    for (int64_t rank = 0; rank < world_.size(); ++rank) {
+      for (const int64_t sample : sampler_.samples(position, i, rank)) {
+        targets += data_.targets_in(sample);
+      }
+    }
+  }
+  return targets;
+}
+
+at::Tensor TrainingStep::run_eagerly(
+    const std::vector<std::vector<int64_t>>& samples_of,
+    const std::function<void(const Batch&, at::Tensor&)>& pass) {
+  auto total = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
+  for (const auto& samples : samples_of) {
+    if (samples.empty()) {
+      idle_pass(model_);
+    } else {
+      pass(data_.load(samples, world_.device()), total);
+    }
+  }
+  return total;
+}
+
+TrainingStep::Outcome TrainingStep::run(
+    int64_t position, const std::function<void()>& before_update) {
+  const auto& data = configuration_.data;
+  const bool per_token = configuration_.train.loss == "per_token";
+  Outcome outcome{
+      .targets = std::max<int64_t>(1, targets_from(position)),
+      .samples = sampler_.samples_from(position)};
+  // Sherd takes the mean over the ranks; all together it is the mean over the step's targets.
+  const double weight =
+      per_token ? 1 : static_cast<double>(world_.size()) / static_cast<double>(outcome.targets);
+  std::vector<std::vector<int64_t>> samples_of;  // by micro-batch
+  int64_t mine = 0;
+  for (int64_t i = 0; i < data.micro_batches; ++i) {
+    samples_of.push_back(sampler_.samples(position, i, world_.rank()));
+    for (const int64_t sample : samples_of.back()) mine += data_.targets_in(sample);
+  }
+  const StepOptions options{.tokens = per_token ? std::optional(mine) : std::nullopt};
+  const auto pass = [&](const Batch& batch, at::Tensor& total) {
+    const auto loss = call(model_, batch);
+    total += loss.detach();
+    optimizer_.scale(loss * weight).backward();
+  };
+  // Of all ranks: they replay together, or none does.
+  const bool full = outcome.samples == data.batch * data.micro_batches * world_.size();
+  if (graph_ && full) {
+    before_update();
+    std::vector<Batch> batches;
+    for (const auto& samples : samples_of) batches.push_back(data_.load(samples, world_.device()));
+    if (per_token) optimizer_.set_tokens(mine);  // for the replay
+    outcome.loss = graph_->run(batches, [&](const std::vector<Batch>& given, at::Tensor& sum) {
+      for (const auto& batch : given) pass(batch, sum);
+      optimizer_.step(options);
+    });
+  } else {
+    outcome.loss = run_eagerly(samples_of, pass);
+    before_update();
+    optimizer_.step(options);
+  }
+  return outcome;
+}
+
+}  // namespace sherd

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/validation.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "data/sampler.h"
+#include "sherd/shard/fully_shard.h"
+#include "sherd/shard/module.h"
+
+namespace sherd {
+namespace {
+
+double sum_of_ranks(double mine, const World& world) {
+  auto value = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
+  value.fill_(mine);
+  world.communicator().all_reduce(value, Reduction::sum()).synchronize();
+  // An emulated sum is this rank's part; the others are taken to be like it.
+  const double others =
+      world.launcher() == Launcher::emulated ? static_cast<double>(world.size()) : 1;
+  return value.item<double>() * others;
+}
+
+}  // namespace
+
+double validation_loss(
+    LanguageModel& model, const Dataset& data, int64_t batch, const World& world) {
+  const c10::NoGradGuard no_grad;
+  const Sampler sampler({.samples = data.samples(), .batch = batch, .ranks = world.size()});
+  auto loss = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
+  int64_t targets = 0;
+  for (int64_t position = 0; position < data.samples();
+       position += sampler.samples_from(position)) {
+    const auto samples = sampler.samples(position, 0, world.rank());
+    if (samples.empty()) {
+      idle_pass(model);
+      continue;
+    }
+    for (const int64_t sample : samples) targets += data.targets_in(sample);
+    loss += call(model, data.load(samples, world.device()));
+  }
+  return sum_of_ranks(loss.item<double>(), world) /
+         std::max(1.0, sum_of_ranks(static_cast<double>(targets), world));
+}
+
+}  // namespace sherd

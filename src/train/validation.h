@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "data/dataset.h"
+#include "sherd/comm/world.h"
+#include "sherd/models/language_model.h"
+
+namespace sherd {
+
+/// Returns the mean loss over all targets of the data, which the ranks share, `batch` samples of
+/// each at a time. Collective; waits for the device.
+double validation_loss(
+    LanguageModel& model, const Dataset& data, int64_t batch, const World& world);
+
+}  // namespace sherd
