@@ -21,7 +21,8 @@ struct Axis {
 };
 
 /// The ranks of a world as a grid with named axes (a device mesh), the last axis varying fastest. A
-/// handle that is cheap to copy. Usual names: `dp_outer`, `dp`, `tp`, `cp`, `ep`.
+/// handle that is cheap to copy and keeps the world open. Usual names: `dp_outer`, `dp`, `tp`,
+/// `cp`, `ep`.
 ///
 /// Functions that open communicators are collective: all ranks of the world call them at the same
 /// point, and they block. Functions that take an axis throw if the mesh does not have it.
@@ -45,7 +46,7 @@ class SHERD_API Mesh {
   /// Returns the communicator among the ranks that differ from this one along `axis` only.
   Communicator& communicator(const std::string& axis) const;
   /// Returns another communicator along `axis`, one for each purpose. The first call for a purpose
-  /// opens it and is collective; later calls return the same one.
+  /// opens it: that call is collective and blocks. Later calls return the same one.
   Communicator& communicator(const std::string& axis, const std::string& purpose) const;
   /// Opens another communicator along `axis`, for operations that must not queue behind others.
   /// Collective.
