@@ -8,9 +8,9 @@
 #include "checkpoint/file_plan.h"
 #include "checkpoint/shared_file.h"
 
-// Two files say what a checkpoint has, so that a rank that loads its part opens what it needs and
-// nothing else: `tensors.json` has the header of every file and where its blocks stand in
-// `checksums.bin`, which has one record for each block, by file and rising place.
+// Two files describe the contents of a checkpoint, so that a rank that loads its part opens only
+// the files that it needs: `tensors.json` has the header of every file and the range of its records
+// in `checksums.bin`, which has one record for each block, sorted by file and offset.
 namespace sherd {
 
 constexpr const char* kTensorsName = "tensors.json";
@@ -26,23 +26,24 @@ struct BlockRecord {
 static_assert(sizeof(BlockRecord) == 24);
 
 BlockRecord make_record(int64_t begin, int64_t end, uint32_t crc);
-/// Whether it is what was written.
+/// Returns whether the record is as it was written.
 bool is_sealed(const BlockRecord& record);
 
-/// A file and its blocks, by number of the file in the plan.
+/// The blocks of each file, by the file's number in the plan.
 using BlocksOfFiles = std::vector<std::vector<BlockRecord>>;
 
-/// Writes what one rank has written, for the first rank to join. Not synced: it does not stay.
+/// Writes the records of the blocks that one rank has written, for the first rank to join. Not
+/// synced, because the file is temporary.
 void write_blocks(const std::string& folder, int64_t rank, const BlocksOfFiles& blocks);
-/// Reads what all ranks have written, checks that each byte of each file was written once, and
-/// removes what it has read.
+/// Joins the records of all ranks and removes their files. Throws unless each byte of each file was
+/// written exactly once.
 BlocksOfFiles join_blocks(
     const std::string& folder, int64_t ranks, const std::vector<PlannedFile>& files);
-/// Makes both files; the caller syncs them.
+/// Writes tensors.json and checksums.bin and returns both; the caller syncs them.
 std::vector<SharedFile> make_index(
     const std::string& folder, const std::vector<PlannedFile>& files, const BlocksOfFiles& blocks);
 
-/// A file as tensors.json has it.
+/// The entry of a file in tensors.json.
 struct IndexedFile {
   std::string name;
   std::string header;  ///< JSON, without the number in front

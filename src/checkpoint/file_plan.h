@@ -11,7 +11,8 @@
 
 namespace sherd {
 
-/// What a checkpoint has of a parameter: each in files of its own, under the same tensor names.
+/// The kinds of tensors that a checkpoint has for a parameter. Each kind is in files of its own,
+/// under the same tensor names.
 enum class Set : uint8_t {
   model,          ///< as others read it
   main,           ///< the main weight, where it has another dtype than the model's
@@ -41,18 +42,19 @@ struct PlannedFile {
   int64_t bytes = 0;  ///< with the header
 };
 
-/// Which tensors lie where.
+/// The file and offset of each tensor of a checkpoint.
 class FilePlan {
  public:
-  /// Tensors of a set, in the order in which they come; of the same name, the first counts.
+  /// Adds a tensor to a set; files keep the order of the calls. A second tensor of the same name is
+  /// ignored.
   void add(
       Set set, const std::string& name, c10::ScalarType dtype, const std::vector<int64_t>& shape);
-  /// Puts them into files of at most about `most` bytes each.
+  /// Assigns all tensors to files of at most about `most` bytes each.
   void place(int64_t most);
 
   const std::vector<PlannedFile>& files() const { return files_; }
   const std::map<std::string, PlannedTensor>& tensors(Set set) const { return tensors_[set]; }
-  /// Hugging Face's index of the model files.
+  /// Returns Hugging Face's index of the model files, as JSON.
   std::string index() const;
 
  private:

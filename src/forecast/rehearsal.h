@@ -15,22 +15,23 @@
 
 namespace sherd {
 
-/// A pass of a run's model on the meta device, as one rank of a world of any size: the real units,
-/// operations and program, and no memory.
+/// The result of a dry run: one pass of the model on the meta device, as one rank of a world of any
+/// size, with the real units, operations and program but no memory.
 struct Rehearsal {
   Program program;
   ModelBytes bytes{};
   OptimizerBytes optimizer{};
-  std::vector<int64_t> kept{};  ///< by unit: what its forward leaves for the backward
-  /// The most that a pass takes beyond the above: what is kept, and what comes and goes.
+  std::vector<int64_t> kept{};  ///< by unit: bytes that its forward keeps for the backward
+  /// Peak bytes of a pass beyond the above: activations that are kept, and temporary tensors.
   int64_t activations = 0;
   int64_t parameters = 0;
   double flops_per_token = 0;
   std::vector<UnitOperations> operations{};  ///< by unit of the program
 };
 
-/// `target`: the kind of device that the run is meant for. `rank`: whose elements it has; ranks
-/// differ by what they hold of the last parameters. The configuration's model is resolved.
+/// Runs a pass on the meta device. `target`: the type of device that the run is meant for. `rank`:
+/// the rank whose shards it has; ranks may differ slightly. The configuration's model must be
+/// resolved().
 Rehearsal dry_run(
     const Configuration& configuration, int64_t ranks, c10::DeviceType target, int64_t rank = 0);
 

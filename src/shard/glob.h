@@ -5,7 +5,7 @@
 
 namespace sherd {
 
-/// '*' stands for any run of characters.
+/// Returns whether a name matches a pattern, in which '*' matches any text, also none.
 bool matches_glob(std::string_view pattern, std::string_view name);
 
 }  // namespace sherd

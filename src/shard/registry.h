@@ -11,18 +11,19 @@
 
 namespace sherd {
 
-/// Which modules are units, and who owns which parameter. Entries hold nothing alive; an address
-/// that was used before is told by its expired owner.
+/// The modules that are units, and the owner of each parameter. Entries keep nothing alive; an
+/// entry whose address was reused is recognised by its expired pointer. Any thread.
 class Registry {
  public:
   void add(const std::shared_ptr<torch::nn::Module>& module, const std::shared_ptr<Unit>& unit);
   void add(
       const at::Tensor& parameter, const std::shared_ptr<Unit>& unit, size_t group, size_t member);
   void remove(const at::Tensor& parameter);
-  /// A parameter that belongs to no unit and is to stay so (UnitOptions::ignored).
+  /// Notes a parameter that no unit may own (UnitOptions::ignored).
   void ignore(const at::Tensor& parameter);
   bool is_ignored(const at::Tensor& parameter);
-  /// A unit without parameters has nobody to hold it: the registry does, until another unit can.
+  /// Keeps a unit alive, or stops doing so. Parameters keep their unit alive; a unit that has none
+  /// is kept by the registry until another unit can keep it.
   void keep(const std::shared_ptr<Unit>& unit, bool kept);
   std::shared_ptr<Unit> find(const torch::nn::Module* module);
   Owner find(const at::Tensor& parameter);

@@ -12,12 +12,12 @@
 // What a run begins with.
 namespace sherd {
 
-/// The configuration with all that was left open: what a folder says of the model, and what a
-/// budget leaves to be decided. The same on all ranks. Collective.
+/// Returns the configuration with the model of model.from and the choices of a memory budget filled
+/// in. The same on all ranks. Collective.
 Configuration decided(const Configuration& configuration, const World& world);
 
-/// The data of a run. A token beyond the vocabulary is found here, before anything is trained, not
-/// when it is drawn. Collective.
+/// Open the data of a run and check all tokens: one that is not below the vocabulary's size throws
+/// now, not when it is drawn. Collective.
 Dataset checked_training_data(const Configuration& configuration, const World& world);
 std::optional<Dataset> checked_validation_data(
     const Configuration& configuration, const World& world);

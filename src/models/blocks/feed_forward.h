@@ -8,19 +8,20 @@
 namespace sherd {
 
 Linear plain_linear(int64_t in, int64_t out);
-/// Of one row.
+/// Returns the operations of a product for one row.
 double product_flops(int64_t in, int64_t out);
-/// silu(opened) · raised; if asked, what its backward needs is computed again there.
+/// Returns silu(opened) · raised. If it recomputes, the backward repeats it instead of keeping its
+/// intermediates.
 at::Tensor gated(const at::Tensor& opened, const at::Tensor& raised, bool recomputes);
 
-/// SwiGLU. If it recomputes, the product of gate and up is made again in the backward.
+/// A SwiGLU feed-forward. If it recomputes, the backward repeats the product with gate and up.
 struct FeedForwardImpl : torch::nn::Module {
-  /// `ends_recompute`: a recompute around it ends with its result.
+  /// `ends_recompute`: its result is the result of a recompute around it.
   FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute = false);
   at::Tensor forward(const at::Tensor& x_BSD);
-  /// x + residual, and what the layer makes of its norm on top.
+  /// Returns sum + forward(norm(sum)), with sum = x + residual.
   at::Tensor on_top(const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm);
-  /// Of one token's forward.
+  /// Returns the operations of one token's forward.
   double flops_per_token() const;
 
   Linear gate_up{nullptr};  ///< rows of the gate, then of what it opens
