@@ -20,8 +20,8 @@ constexpr const char* kChecksumsName = "checksums.bin";
 struct BlockRecord {
   int64_t begin = 0;
   int64_t end = 0;
-  uint32_t crc = 0;   ///< of the block's bytes
-  uint32_t seal = 0;  ///< of the three numbers before it
+  uint32_t crc = 0;   ///< checksum of the block's bytes
+  uint32_t seal = 0;  ///< checksum of the three numbers before it
 };
 static_assert(sizeof(BlockRecord) == 24);
 
@@ -47,7 +47,7 @@ std::vector<SharedFile> make_index(
 struct IndexedFile {
   std::string name;
   std::string header;  ///< JSON, without the number in front
-  int64_t first = 0;   ///< of its records
+  int64_t first = 0;   ///< index of its first record
   int64_t count = 0;
 };
 std::vector<IndexedFile> read_index(const std::string& folder);

@@ -16,8 +16,8 @@ namespace sherd {
 enum class Set : uint8_t {
   model,          ///< as others read it
   main,           ///< the main weight, where it has another dtype than the model's
-  first_moment,   ///< of AdamW
-  second_moment,  ///< of AdamW
+  first_moment,   ///< AdamW's first moment
+  second_moment,  ///< AdamW's second moment
 };
 constexpr std::array kSets{Set::model, Set::main, Set::first_moment, Set::second_moment};
 const char* to_text(Set set);
@@ -33,13 +33,13 @@ struct PlannedTensor {
   c10::ScalarType dtype{};
   std::vector<int64_t> shape;
   size_t file = 0;
-  int64_t offset = 0;  ///< of its first byte in the file
+  int64_t offset = 0;  ///< offset of its first byte in the file
 };
 
 struct PlannedFile {
   std::string name;
   std::string header;
-  int64_t bytes = 0;  ///< with the header
+  int64_t bytes = 0;  ///< size, header included
 };
 
 /// The file and offset of each tensor of a checkpoint.

@@ -19,7 +19,7 @@ struct Key {
   double most = std::numeric_limits<double>::infinity();
   bool above = false;  ///< the least itself is not allowed
   bool below = false;  ///< nor the most
-  bool path = false;   ///< of a file or folder
+  bool path = false;   ///< it is the path of a file or folder
 };
 
 inline Key meaning(const char* text) {

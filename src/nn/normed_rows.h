@@ -10,7 +10,7 @@ namespace sherd {
 struct NormedRows {
   at::Tensor sum;
   at::Tensor y;
-  at::Tensor scale;  ///< of each row, fp32
+  at::Tensor scale;  ///< scale of each row, fp32
 };
 /// Computes them. If `residual` is undefined, the sum is x.
 NormedRows norm_rows(

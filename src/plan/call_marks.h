@@ -12,7 +12,7 @@ namespace sherd {
 
 /// A call that this rank made in a forward.
 struct MadeCall {
-  int32_t position = kNone;  ///< of the call, in the order of the pass
+  int32_t position = kNone;  ///< position of the call in the order of the pass
   int64_t recompute = 0;     ///< number of the outermost recompute around it; 0: none
 };
 

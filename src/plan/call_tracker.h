@@ -30,8 +30,8 @@ class CallTracker {
   };
   struct Entered {
     Range skipped{};
-    std::optional<size_t> boundary{};  ///< of the call, after the skipped ones; none: unforeseen
-    int32_t position = kNone;          ///< of the call in the observed order
+    std::optional<size_t> boundary{};  ///< boundary of the call; none: unforeseen
+    int32_t position = kNone;          ///< position of the call in the observed order
     /// Call whose parameters were kept for a recompute and need not be.
     int32_t needless_copy = kNone;
   };

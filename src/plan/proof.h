@@ -26,7 +26,7 @@ namespace sherd {
 /// The reason why a program is refused.
 struct Refusal {
   std::string section;
-  int32_t instruction = kNone;  ///< in the section
+  int32_t instruction = kNone;  ///< index in the section
   std::string why;
   std::string to_text() const;
 };

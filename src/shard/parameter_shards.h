@@ -17,7 +17,7 @@ class Unit;
 /// tensors are flat, of equal length and possibly empty, and their addresses never change.
 struct ParameterShard {
   std::string name;              ///< within the root's module
-  std::vector<int64_t> shape{};  ///< of the whole parameter
+  std::vector<int64_t> shape{};  ///< shape of the whole parameter
   bool trainable = true;         ///< when it was sharded
 
   at::Tensor main{};          ///< main weight

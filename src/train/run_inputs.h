@@ -9,7 +9,7 @@
 #include "data/sampler.h"
 #include "sherd/comm/world.h"
 
-// What a run begins with.
+// The inputs of a run.
 namespace sherd {
 
 /// Returns the configuration with the model of model.from and the choices of a memory budget filled
