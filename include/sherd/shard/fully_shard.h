@@ -72,10 +72,10 @@ SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options, const R
 // is collective and blocks, even if the function itself does not: all ranks must make it at the
 // same point.
 //
-// After an exception in a forward or backward all units are released. A failed backward also drops
-// the step's gradients: begin again with the step's first micro-batch. After a failed forward, run
-// that forward again. The next pass first compares how many collectives each rank has started; if
-// they differ, it throws on all ranks, and the model can't continue.
+// After an exception in a forward or backward, other than NotFiniteError, all units are released. A
+// failed backward also drops the step's gradients: begin again with the step's first micro-batch.
+// After a failed forward, run that forward again. The next pass first compares how many collectives
+// each rank has started; if they differ, it throws on all ranks, and the model can't continue.
 
 /// Sets the number of backward passes in a step (gradient accumulation; default 1). Their gradients
 /// are added up: sharded ones are reduced after each pass, others after the last one only. Call it
