@@ -36,8 +36,7 @@ NetworkCommand::NetworkCommand(CLI::App& app)
           "network", "Measure the network between ranks and write a description for sherd plan")) {
   command_->add_option("--ranks", ranks_, "Number of ranks to start on this machine")
       ->check(CLI::PositiveNumber);
-  command_->add_option("--out", out_, "File for the description; default: standard output")
-      ->type_name("FILE");
+  command_->add_option("--out", out_, "Also write the description to this file")->type_name("FILE");
 }
 
 void NetworkCommand::measure() const {

@@ -12,7 +12,8 @@ class NetworkCommand {
  public:
   explicit NetworkCommand(CLI::App& app);
   bool parsed() const { return command_->parsed(); }
-  /// The exit code. Starts ranks where several are wanted and no launcher has.
+  /// Runs the command and returns its exit code. Starts ranks if --ranks is above 1 and no launcher
+  /// has.
   int run(char** arguments) const;
 
  private:

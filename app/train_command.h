@@ -13,7 +13,8 @@ class TrainCommand {
  public:
   explicit TrainCommand(CLI::App& app);
   bool parsed() const { return command_->parsed(); }
-  /// The exit code. Starts ranks where the configuration wants several and no launcher has.
+  /// Runs the command and returns its exit code. Starts ranks if several are configured and no
+  /// launcher has.
   int run(char** arguments) const;
 
  private:

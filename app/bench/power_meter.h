@@ -14,8 +14,8 @@
 
 namespace sherd::app {
 
-/// Power and SM clock of a GPU, sampled by a thread of its own while this lives. Where there is no
-/// GPU, or no NVML to ask, it knows nothing and says nothing.
+/// Power and SM clock of a GPU, sampled by a thread while the object exists. Without a GPU or NVML
+/// it has no samples; that is not an error.
 class PowerMeter {
  public:
   using Clock = std::chrono::steady_clock;
@@ -29,9 +29,9 @@ class PowerMeter {
   PowerMeter(const PowerMeter&) = delete;
   PowerMeter& operator=(const PowerMeter&) = delete;
 
-  /// What the driver calls the GPU.
+  /// Returns the driver's name of the GPU.
   const std::string& name() const { return name_; }
-  /// Of the samples between two moments; nothing where there are none.
+  /// Returns the mean of the samples between two moments; nothing if there are none.
   std::optional<Mean> mean(Clock::time_point begin, Clock::time_point end) const;
 
  private:

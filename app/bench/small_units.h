@@ -11,21 +11,21 @@
 namespace sherd::app {
 
 struct SmallUnits {
-  int64_t units = 128;  ///< of four linears of 64 x 64 each
-  int64_t steps = 10;   ///< that are timed
+  int64_t units = 128;  ///< units, each with four linears of 64 x 64
+  int64_t steps = 10;   ///< number of timed steps
   double load = 0;      ///< seconds of steps before them
   bool graph = false;
 };
 
 struct SmallUnitsResult {
-  double seconds = 0;  ///< of a step (forward, backward): the median
-  double host = 0;     ///< of them, until the host has enqueued all of it
-  /// Those that were timed. Weights stay as they are, and so does the norm, which is taken once.
+  double seconds = 0;  ///< median time of a step (forward, backward)
+  double host = 0;     ///< part of it until the host has enqueued the step
+  /// The timed steps. Weights do not change, so the gradient norm is computed once.
   std::vector<RehearsedStep> steps{};
 };
 
-/// Many units with next to nothing to compute, one rank of an emulated world of 8: what a step
-/// takes is the host's work for each unit, or that of the device to begin a kernel.
+/// Runs many units with little to compute, as one rank of an emulated world of 8: the time of a
+/// step is the host's work for each unit, or the device's launch overhead.
 SmallUnitsResult time_small_units(c10::Device device, const SmallUnits& options);
 
 }  // namespace sherd::app

@@ -8,9 +8,9 @@
 #include "checkpoint/file_plan.h"
 #include "checkpoint/shared_file.h"
 
-// Two files say what a checkpoint has, so that a rank that loads its part opens what it needs and
-// nothing else: `tensors.json` has the header of every file and where its blocks stand in
-// `checksums.bin`, which has one record for each block, by file and rising place.
+// Two files describe the contents of a checkpoint, so that a rank that loads its part opens only
+// the files that it needs: `tensors.json` has the header of every file and the range of its records
+// in `checksums.bin`, which has one record for each block, sorted by file and offset.
 namespace sherd {
 
 constexpr const char* kTensorsName = "tensors.json";
@@ -20,33 +20,34 @@ constexpr const char* kChecksumsName = "checksums.bin";
 struct BlockRecord {
   int64_t begin = 0;
   int64_t end = 0;
-  uint32_t crc = 0;   ///< of the block's bytes
-  uint32_t seal = 0;  ///< of the three numbers before it
+  uint32_t crc = 0;   ///< checksum of the block's bytes
+  uint32_t seal = 0;  ///< checksum of the three numbers before it
 };
 static_assert(sizeof(BlockRecord) == 24);
 
 BlockRecord make_record(int64_t begin, int64_t end, uint32_t crc);
-/// Whether it is what was written.
+/// Returns whether the record is as it was written.
 bool is_sealed(const BlockRecord& record);
 
-/// A file and its blocks, by number of the file in the plan.
+/// The blocks of each file, by the file's number in the plan.
 using BlocksOfFiles = std::vector<std::vector<BlockRecord>>;
 
-/// Writes what one rank has written, for the first rank to join. Not synced: it does not stay.
+/// Writes the records of the blocks that one rank has written, for the first rank to join. Not
+/// synced, because the file is temporary.
 void write_blocks(const std::string& folder, int64_t rank, const BlocksOfFiles& blocks);
-/// Reads what all ranks have written, checks that each byte of each file was written once, and
-/// removes what it has read.
+/// Joins the records of all ranks and removes their files. Throws unless each byte of each file was
+/// written exactly once.
 BlocksOfFiles join_blocks(
     const std::string& folder, int64_t ranks, const std::vector<PlannedFile>& files);
-/// Makes both files; the caller syncs them.
+/// Writes tensors.json and checksums.bin and returns both; the caller syncs them.
 std::vector<SharedFile> make_index(
     const std::string& folder, const std::vector<PlannedFile>& files, const BlocksOfFiles& blocks);
 
-/// A file as tensors.json has it.
+/// The entry of a file in tensors.json.
 struct IndexedFile {
   std::string name;
   std::string header;  ///< JSON, without the number in front
-  int64_t first = 0;   ///< of its records
+  int64_t first = 0;   ///< index of its first record
   int64_t count = 0;
 };
 std::vector<IndexedFile> read_index(const std::string& folder);

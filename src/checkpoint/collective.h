@@ -8,12 +8,12 @@
 
 namespace sherd {
 
-/// Runs `action` here and then throws on all ranks where it threw on one. Collective.
+/// Runs `action`; if it throws on one rank, throws that error on all. Collective; blocks.
 void on_all_ranks(const ShardedModel& model, const std::function<void()>& action);
 
-/// The same for an action that may take longer than an operation may, such as writing to a slow
-/// disk: it runs on a thread of its own, with the caller's stream, and every `interval` the ranks
-/// tell each other that it is under way, so that none waits for the end of an operation's time.
+/// The same for an action that may take longer than WorldOptions::operation_timeout, such as
+/// writing to a slow disk. It runs on a thread of its own, with the caller's stream, and the ranks
+/// exchange a message every `interval`, so that no operation waits too long.
 void on_all_ranks_for_long(
     const ShardedModel& model,
     const std::function<void()>& action,

@@ -11,12 +11,13 @@
 
 namespace sherd {
 
-/// What a checkpoint has of a parameter: each in files of its own, under the same tensor names.
+/// The kinds of tensors that a checkpoint has for a parameter. Each kind is in files of its own,
+/// under the same tensor names.
 enum class Set : uint8_t {
   model,          ///< as others read it
   main,           ///< the main weight, where it has another dtype than the model's
-  first_moment,   ///< of AdamW
-  second_moment,  ///< of AdamW
+  first_moment,   ///< AdamW's first moment
+  second_moment,  ///< AdamW's second moment
 };
 constexpr std::array kSets{Set::model, Set::main, Set::first_moment, Set::second_moment};
 const char* to_text(Set set);
@@ -32,27 +33,28 @@ struct PlannedTensor {
   c10::ScalarType dtype{};
   std::vector<int64_t> shape;
   size_t file = 0;
-  int64_t offset = 0;  ///< of its first byte in the file
+  int64_t offset = 0;  ///< offset of its first byte in the file
 };
 
 struct PlannedFile {
   std::string name;
   std::string header;
-  int64_t bytes = 0;  ///< with the header
+  int64_t bytes = 0;  ///< size, header included
 };
 
-/// Which tensors lie where.
+/// The file and offset of each tensor of a checkpoint.
 class FilePlan {
  public:
-  /// Tensors of a set, in the order in which they come; of the same name, the first counts.
+  /// Adds a tensor to a set; files keep the order of the calls. A second tensor of the same name is
+  /// ignored.
   void add(
       Set set, const std::string& name, c10::ScalarType dtype, const std::vector<int64_t>& shape);
-  /// Puts them into files of at most about `most` bytes each.
+  /// Assigns all tensors to files of at most about `most` bytes each.
   void place(int64_t most);
 
   const std::vector<PlannedFile>& files() const { return files_; }
   const std::map<std::string, PlannedTensor>& tensors(Set set) const { return tensors_[set]; }
-  /// Hugging Face's index of the model files.
+  /// Returns Hugging Face's index of the model files, as JSON.
   std::string index() const;
 
  private:

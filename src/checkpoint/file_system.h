@@ -18,7 +18,7 @@ FileSystem& file_system();
 /// File operations of this process since it started; tests read them.
 struct FileCounts {
   std::atomic<int64_t> opens = 0;       ///< for reading
-  std::atomic<int64_t> bytes_read = 0;  ///< that the process looked at
+  std::atomic<int64_t> bytes_read = 0;  ///< bytes that were read
 };
 FileCounts& file_counts();
 

@@ -35,7 +35,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   struct stat about {};
   TORCH_CHECK_VALUE(
       fstat(file.number, &about) == 0 && S_ISREG(about.st_mode), "[file] ", path,
-      " is no regular file");
+      " is not a regular file");
   size_ = static_cast<size_t>(about.st_size);
   if (size_ == 0) return;
   void* mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.number, 0);

@@ -39,7 +39,7 @@ Json read_state(const std::string& folder) {
   std::error_code code;
   TORCH_CHECK_VALUE(
       fs::exists(path, code), "[checkpoint] ", folder,
-      " is no whole checkpoint: it has no state.json, which is written last");
+      " is not a complete checkpoint: it has no state.json, which is written last");
   auto state = read_sealed(path);
   TORCH_CHECK_VALUE(
       state.contains("format") && state["format"] == "sherd" &&
@@ -52,12 +52,12 @@ Json read_state(const std::string& folder) {
   for (const auto& [name, bytes] : inner(state, "files", path).items()) {
     TORCH_CHECK_VALUE(
         bytes.is_number_integer() && fs::path(name).filename() == name, "[checkpoint] ", path,
-        ": '", name, "' is no file of this folder");
+        ": '", name, "' is not a file of this folder");
   }
   for (const auto& [name, crc] : inner(state, "texts", path).items()) {
     TORCH_CHECK_VALUE(
         fs::path(name).filename() == name, "[checkpoint] ", path, ": '", name,
-        "' is no file of this folder");
+        "' is not a file of this folder");
   }
   return state;
 }
@@ -78,10 +78,10 @@ void check_sizes(const std::string& folder, const Json& state) {
     std::error_code code;
     const auto size = fs::file_size(fs::path(folder) / name, code);
     TORCH_CHECK_VALUE(
-        !code, "[checkpoint] ", folder, " is no whole checkpoint: ", name, " is missing");
+        !code, "[checkpoint] ", folder, " is not a complete checkpoint: ", name, " is missing");
     TORCH_CHECK_VALUE(
         !bytes || static_cast<int64_t>(size) == *bytes, "[checkpoint] ", folder,
-        " is no whole checkpoint: ", name, " has ", size, " bytes instead of ", *bytes);
+        " is not a complete checkpoint: ", name, " has ", size, " bytes instead of ", *bytes);
   };
   for (const auto& [name, bytes] : state["files"].items()) check(name, bytes.get<int64_t>());
   for (const auto& [name, crc] : state["texts"].items()) check(name, std::nullopt);
@@ -210,12 +210,12 @@ const MappedFile& CheckpointReader::open(File& file) {
   std::error_code code;
   const bool there = fs::exists(file.path, code);
   TORCH_CHECK_VALUE(
-      there, "[checkpoint] ", folder_, " is no whole checkpoint: ", file.path, " is missing");
+      there, "[checkpoint] ", folder_, " is not a complete checkpoint: ", file.path, " is missing");
   file.bytes = std::make_unique<MappedFile>(file.path);
   const auto size = static_cast<int64_t>(file.bytes->size());
   TORCH_CHECK_VALUE(
-      size == file.size, "[checkpoint] ", folder_, " is no whole checkpoint: ", file.path, " has ",
-      size, " bytes instead of ", file.size);
+      size == file.size, "[checkpoint] ", folder_, " is not a complete checkpoint: ", file.path,
+      " has ", size, " bytes instead of ", file.size);
   return *file.bytes;
 }
 

@@ -17,28 +17,30 @@
 
 namespace sherd {
 
-/// Why the folder of that very name is no whole checkpoint, in words; nothing: it is one.
+/// Returns the reason why the folder of exactly this name is not a complete checkpoint; nothing if
+/// it is one.
 std::optional<std::string> why_incomplete(const std::string& folder);
 
-/// A checkpoint's files, each mapped into memory when something of it is first read. A byte is
-/// handed out only after the block that it was written in has been held against its checksum.
+/// A checkpoint's files, each mapped into memory when it is first read from. Bytes are returned
+/// only after their block has been compared with its checksum.
 class CheckpointReader {
  public:
-  /// Whether all files are looked at when it is opened, or each when it is read. Where many ranks
-  /// read, one of them looks at all.
+  /// Whether the constructor checks that all files exist with their sizes, or each file is checked
+  /// when it is first read. If many ranks read, one of them checks all.
   enum class Check : uint8_t { all_sizes, what_is_read };
-  /// Throws, naming the file, where the state or the checksums can't be read, or a file that is
-  /// looked at is missing or has another size.
+  /// Throws, naming the file, if the state or the checksums can't be read, or if a checked file is
+  /// missing or has another size.
   explicit CheckpointReader(const std::string& folder, Check check = Check::all_sizes);
   ~CheckpointReader();
 
   const std::string& folder() const { return folder_; }
   const Json& state() const { return state_; }
-  /// By name, with their places in files().
+  /// Returns the tensors of a set, by name, with their files and offsets.
   const std::map<std::string, PlannedTensor>& tensors(Set set) const { return tensors_[set]; }
-  /// Some elements of a tensor. Valid while the reader lives.
+  /// Returns the bytes of some elements of a tensor. Valid while the reader exists. Throws if a
+  /// checksum is wrong.
   std::span<const unsigned char> read(const PlannedTensor& tensor, int64_t begin, int64_t count);
-  /// Every byte of every file.
+  /// Checks every byte of every file. Throws if a checksum is wrong.
   void verify();
 
  private:

@@ -94,7 +94,7 @@ std::vector<int64_t> counts_of(
 
 SafetensorsFile::Tensor tensor_of(
     const Complaint& complaint, const std::string& name, const Json& entry, int64_t data_bytes) {
-  complaint.require(entry.is_object(), "the entry of tensor '", name, "' is no object");
+  complaint.require(entry.is_object(), "the entry of tensor '", name, "' is not an object");
   SafetensorsFile::Tensor tensor;
   tensor.dtype = dtype_of(complaint, name, entry);
   tensor.shape = counts_of(complaint, name, entry, "shape");
@@ -165,10 +165,10 @@ SafetensorsHeader parse_safetensors_header(
   const auto parsed = parse_json<Json>(text, {.levels = 8});
   using Problem = ParsedJson<Json>::Problem;
   complaint.require(
-      parsed.problem != Problem::not_json, "its header is no JSON (", parsed.parser_message, ")");
+      parsed.problem != Problem::not_json, "its header is not JSON (", parsed.parser_message, ")");
   complaint.require(parsed.problem == Problem::none, "its header is nested too deeply");
   const auto& json = parsed.value;
-  complaint.require(json.is_object(), "its header is no JSON object");
+  complaint.require(json.is_object(), "its header is not a JSON object");
   complaint.require(
       !parsed.repeated_key, "there are two tensors '", parsed.repeated_key.value_or(""), "'");
   SafetensorsHeader header;
@@ -176,9 +176,9 @@ SafetensorsHeader parse_safetensors_header(
   const auto data_bytes = static_cast<int64_t>(file_bytes - header.size);
   for (const auto& [name, entry] : json.items()) {
     if (name == "__metadata__") {
-      complaint.require(entry.is_object(), "its metadata is no object");
+      complaint.require(entry.is_object(), "its metadata is not an object");
       for (const auto& [key, value] : entry.items()) {
-        complaint.require(value.is_string(), "its metadata '", key, "' is no string");
+        complaint.require(value.is_string(), "its metadata '", key, "' is not a string");
         header.metadata[key] = value.get<std::string>();
       }
     } else {

@@ -14,8 +14,8 @@
 namespace sherd {
 
 /// The three stages of saving a checkpoint, for save() and BackgroundSave: all ranks prepare, each
-/// writes its part, and rank 0 writes the state. Ranks begin a stage once all have ended the one
-/// before; the caller has them tell each other (collective.h).
+/// writes its part, and rank 0 writes the state. Ranks begin a stage after all have ended the one
+/// before, which the caller sees to (collective.h).
 class SaveStages {
  public:
   /// Blocks until the model is idle. Throws, naming `caller`, if it is within a step or has no
@@ -42,8 +42,8 @@ class SaveStages {
   /// other ranks.
   void write_state() const;
 
-  /// Runs `function`, after which no rank writes any more if it throws: then rank 0 removes the
-  /// unfinished folder, and the error is passed on.
+  /// Runs `function`. If it throws, no rank may be writing any more: rank 0 removes the unfinished
+  /// folder, and the error is passed on.
   template <class Function>
   void discard_on_error(Function&& function) const {
     try {

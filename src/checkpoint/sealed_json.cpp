@@ -34,7 +34,7 @@ Json read_sealed(const std::string& path) {
   const MappedFile file(path);
   TORCH_CHECK_VALUE(
       file.size() <= kLargestJson, "[checkpoint] ", path, " has ", file.size(),
-      " bytes: that is no such file");
+      " bytes, too many for such a file");
   const auto* text = reinterpret_cast<const char*>(file.data());
   file_counts().bytes_read += static_cast<int64_t>(file.size());
   auto parsed = parse_json<Json>({text, file.size()}, {.levels = 16});
@@ -42,12 +42,12 @@ Json read_sealed(const std::string& path) {
   const bool fine =
       parsed.is_object() && object.contains("crc32c") && object["crc32c"].is_number_unsigned();
   TORCH_CHECK_VALUE(
-      fine, "[checkpoint] ", path, " is damaged: it is no JSON object with a checksum");
+      fine, "[checkpoint] ", path, " is damaged: it is not a JSON object with a checksum");
   const auto seal = object["crc32c"].get<uint64_t>();
   object.erase("crc32c");
   TORCH_CHECK_VALUE(
       seal == seal_of(object), "[checkpoint] ", path,
-      " is damaged: it is not what its checksum says");
+      " is damaged: its contents do not match its checksum");
   return std::move(object);
 }
 

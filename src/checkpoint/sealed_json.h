@@ -8,11 +8,11 @@ namespace sherd {
 
 using Json = nlohmann::ordered_json;
 
-/// An object as text, with its own checksum as the last key.
+/// Returns an object as text, with its own checksum as the last key.
 std::string sealed_text(Json object);
-/// Writes it, and sees to it that it is on the disk.
+/// Writes such a text to a file; it is on the disk on return.
 void write_sealed(const std::string& path, Json object);
-/// Reads one; throws, naming the file, where it is not there, no JSON, or not what was written.
+/// Reads such a file. Throws, naming it, if it is missing, not JSON, or not as it was written.
 Json read_sealed(const std::string& path);
 
 }  // namespace sherd

@@ -7,20 +7,20 @@
 
 namespace sherd {
 
-/// A file that several ranks write, each its own bytes. Errors name the file and what the system
-/// says.
+/// A file that several ranks write, each its own bytes. Errors name the file and the system's
+/// reason.
 class SharedFile {
  public:
-  /// Made if it is not there.
+  /// Opens the file for writing; creates it if it does not exist.
   explicit SharedFile(const std::string& path);
   ~SharedFile();
   SharedFile(SharedFile&& other) noexcept;
   SharedFile& operator=(SharedFile&&) = delete;
 
   void write(const void* data, int64_t size, int64_t at) const;
-  /// Room for all of it, or an error now.
+  /// Reserves room on the disk for a file of this size; throws if there is not enough.
   void reserve(int64_t size) const;
-  /// All that was written is on the disk.
+  /// Blocks until everything that was written is on the disk.
   void sync() const;
 
  private:
@@ -28,15 +28,15 @@ class SharedFile {
   int number_ = -1;
 };
 
-/// All that was written to any of them is on the disk. They are synced at the same time, so that
-/// the disk can take them in one go.
+/// Blocks until everything that was written to the files is on the disk. Syncs them at the same
+/// time, which is faster than one by one.
 void sync_all(const std::vector<SharedFile>& files);
 
-/// A whole small file, not yet synced.
+/// Writes a small file and returns it, not yet synced.
 SharedFile make_text(const std::string& path, const std::string& text);
-/// A whole small file, on the disk when it returns.
+/// Writes a small file; it is on the disk on return.
 void write_text(const std::string& path, const std::string& text);
-/// What was made, renamed or removed in a folder is on the disk.
+/// Blocks until what was created, renamed or removed in a folder is recorded on the disk.
 void sync_folder(const std::string& path);
 
 }  // namespace sherd

@@ -10,15 +10,16 @@
 
 namespace sherd {
 
-/// What a parameter is saved as: `slices_of`, or the parameter itself. Throws, naming it, unless
-/// the slices lie in their tensors and together have as many elements as it.
+/// Returns the slices that a parameter is stored as: those of `slices_of`, or by default one tensor
+/// of its name. Throws, naming the parameter, unless the slices lie within their tensors and
+/// together have as many elements as the parameter.
 std::vector<TensorSlice> checked_slices(
     const SlicesOf& slices_of, const std::string& name, at::IntArrayRef shape);
 
-/// How many a slice has.
+/// Returns the number of elements of a slice.
 int64_t elements_of(const TensorSlice& slice);
 
-/// Elements of a parameter that lie one after another in a tensor, too.
+/// A range of a parameter's elements that is contiguous in a stored tensor, too.
 struct Run {
   const std::string* tensor = nullptr;
   int64_t in_tensor = 0;     ///< first element, counted in the tensor

@@ -16,24 +16,26 @@ struct UnfinishedFolder {
   explicit UnfinishedFolder(std::string name) : folder(std::move(name)) {
     while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
   }
-  std::string folder;  ///< that it will be
+  std::string folder;  ///< its final name
   std::string path() const { return unfinished_name(folder); }
 
-  /// Makes it, empty. One rank.
+  /// Creates it, empty. Called by one rank.
   void make() const;
-  /// Removes it, if it can.
+  /// Removes it if possible.
   void discard() const noexcept;
-  /// Takes the place of what is there. One rank, when all have written.
+  /// Gives it its final name, in place of an older folder of that name. Called by one rank, after
+  /// all have written.
   void finish() const;
 
  private:
   void replace(const std::string& parent) const;
 };
 
-constexpr int64_t kVersion = 2;                    ///< of the format
-constexpr int64_t kBlockBytes = int64_t{4} << 20;  ///< that have one checksum, at most
+constexpr int64_t kVersion = 2;                    ///< version of the format
+constexpr int64_t kBlockBytes = int64_t{4} << 20;  ///< largest block that has one checksum
 
-/// state.json: what says that a checkpoint is whole. `files` has sizes, `texts` checksums.
+/// Returns the contents of state.json, without which a folder is no checkpoint. `files` has sizes,
+/// `texts` checksums.
 Json state_of(
     const std::map<std::string, int64_t>& numbers,
     int64_t ranks,
@@ -41,15 +43,16 @@ Json state_of(
     const Json& texts,
     const std::optional<AdamW::Progress>& progress);
 
-/// Writes this rank's bytes of all files, and their checksums. Needs no memory but for a few MiB
-/// where the parameters are not on the CPU or have another dtype.
+/// Writes this rank's bytes of all files, and their checksums. Takes a few MiB of memory where
+/// parameters are not on the CPU or are converted.
 void write_part(
     const UnfinishedFolder& folder,
     const std::vector<StoredParameter>& parameters,
     const FilePlan& plan,
     int64_t rank);
 
-/// What one rank writes when all have: the small files, and what says that the checkpoint is whole.
+/// Writes the small files and, last, state.json, which completes the checkpoint. Called by one
+/// rank, after all have written their parts.
 void write_state(
     const UnfinishedFolder& folder,
     const FilePlan& plan,

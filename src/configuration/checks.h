@@ -8,7 +8,7 @@
 
 namespace sherd {
 
-/// What no key can know alone: adds a line for each problem.
+/// Checks relations between keys; adds a line for each problem.
 void check_together(const Configuration& all, std::vector<std::string>& problems);
 
 }  // namespace sherd

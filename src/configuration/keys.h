@@ -19,7 +19,7 @@ struct Key {
   double most = std::numeric_limits<double>::infinity();
   bool above = false;  ///< the least itself is not allowed
   bool below = false;  ///< nor the most
-  bool path = false;   ///< of a file or folder
+  bool path = false;   ///< it is the path of a file or folder
 };
 
 inline Key meaning(const char* text) {
@@ -258,7 +258,7 @@ void keys(Section& s, Visitor&& visit) {
           "activations that are recomputed in the backward (activation checkpointing)"));
   visit(
       "recompute_layers", s.recompute_layers,
-      up_to_bits(16, 0, "number of first layers that recompute; 0: all"));
+      up_to_bits(16, 0, "number of layers that recompute, from the first on; 0: all"));
   visit(
       "validate_every", s.validate_every,
       at_least(0, "steps between validations; 0: only after the last"));
@@ -316,7 +316,7 @@ void keys(Section& s, Visitor&& visit) {
       seconds("seconds that an operation may wait for other ranks before it is an error"));
 }
 
-/// visitor(name, section) for each section.
+/// Calls visitor(name, section) for each section.
 template <class Any, class Visitor>
 requires std::same_as<std::remove_const_t<Any>, Configuration>
 void sections(Any& all, Visitor&& visit) {

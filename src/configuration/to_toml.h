@@ -8,11 +8,11 @@
 
 #include "files/quoted_text.h"
 
-// Values as a configuration has them.
+// Values as TOML.
 namespace sherd {
 
 std::string join(const std::vector<std::string>& words, const char* between);
-/// As short as reads the same again.
+/// Returns the shortest text that reads back as the same number.
 std::string number(double value);
 
 std::string to_toml(int64_t value);
@@ -20,7 +20,7 @@ std::string to_toml(bool value);
 std::string to_toml(double value);
 std::string to_toml(const std::string& value);
 std::string to_toml(const std::vector<double>& values);
-/// Nothing where there is none.
+/// Returns an empty text if there is no value.
 template <class T>
 std::string to_toml(const std::optional<T>& value) {
   return value ? to_toml(*value) : "";

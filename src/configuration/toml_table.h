@@ -9,10 +9,10 @@
 
 namespace sherd {
 
-/// A value of a TOML file: what it is (the ones that fit), how it is written, and where.
+/// A value of a TOML file: every type that it can be read as, its text, and its place.
 struct TomlValue {
   std::optional<int64_t> integer{};
-  std::optional<double> real{};  ///< whole numbers, too
+  std::optional<double> real{};  ///< also set for whole numbers
   std::optional<bool> boolean{};
   std::optional<std::string> string{};
   std::optional<std::vector<double>> reals{};
@@ -28,17 +28,17 @@ class TomlTable {
     std::string place;
     std::string text;
   };
-  /// Null where there is none, or it is something else.
+  /// Return a table or value by name; null if there is none, or if it is the other kind.
   const TomlTable* table(const std::string& name) const;
   const TomlValue* value(const std::string& name) const;
-  /// All of them, in the order of their names.
+  /// Returns all entries, sorted by name.
   std::vector<Entry> entries() const;
   const std::string& place() const { return place_; }
 
   struct Member {
     std::string name;
     TomlValue value;
-    std::unique_ptr<TomlTable> table;  ///< or a value
+    std::unique_ptr<TomlTable> table;  ///< null: it is a value
   };
   TomlTable(std::string place, std::vector<Member> members)
       : place_(std::move(place)), members_(std::move(members)) {}
@@ -48,13 +48,13 @@ class TomlTable {
   std::vector<Member> members_;
 };
 
-/// Nothing where it can't be read; then a problem is added.
+/// Reads a file. Returns nothing, and adds a problem, if it can't be read.
 std::optional<TomlTable> read_toml_file(
     const std::string& path, std::vector<std::string>& problems);
-/// "section.key=value", where quotes round a string may be left out.
+/// Reads "section.key=value"; quotes around a string may be left out.
 std::optional<TomlTable> read_toml_override(
     const std::string& text, std::vector<std::string>& problems);
-/// TOML as it stands in memory; `name` is for the places.
+/// Reads TOML text; `name` is used in places.
 std::optional<TomlTable> read_toml(
     const std::string& toml, const std::string& name, std::vector<std::string>& problems);
 

@@ -15,8 +15,8 @@ ImageFile::ImageFile(const std::string& path, const TokenFile& tokens, const Opt
   const auto size = static_cast<int64_t>(file_.size());
   TORCH_CHECK_VALUE(
       size > 0 && size % bytes == 0, "[train.data] ", path, " has ", size,
-      " bytes, which is no number of images of ", bytes, " bytes (3 · model.image_size², which is ",
-      options.size, "²)");
+      " bytes, which is not a multiple of an image's ", bytes,
+      " bytes (3 · model.image_size², which is ", options.size, "²)");
   for (int64_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] == options.token) places_.push_back(i);
   }
@@ -24,7 +24,7 @@ ImageFile::ImageFile(const std::string& path, const TokenFile& tokens, const Opt
   TORCH_CHECK_VALUE(
       std::ssize(places_) == images * options.patches, "[train.data] ", path, " has ", images,
       " images of ", options.patches, " patches, so the token model.image_token = ", options.token,
-      " must stand ", images * options.patches, " times in ", tokens.path(), ", but it stands ",
+      " must occur ", images * options.patches, " times in ", tokens.path(), ", but it occurs ",
       places_.size(), " times there");
 }
 

@@ -35,7 +35,7 @@ TokenFile::TokenFile(const std::string& path, Kind kind) : file_(path), kind_(ki
   const auto each = static_cast<size_t>(kind);
   TORCH_CHECK_VALUE(
       file_.size() % each == 0, "[train.data] ", path, " has ", file_.size(),
-      " bytes, which is no multiple of ", each, ": is data.dtype right?");
+      " bytes, which is not a multiple of ", each, ": is data.dtype right?");
   size_ = static_cast<int64_t>(file_.size() / each);
 }
 

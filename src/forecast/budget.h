@@ -8,20 +8,20 @@
 
 namespace sherd {
 
-/// The configuration with prefetch depth, what stays gathered and what is recomputed chosen for the
-/// shortest step that fits memory.budget. Of two budgets the smaller one gets no shorter step
-/// (where the network is known) and no higher peak, as far as is estimated. Throws, saying what
-/// would fit, where nothing does. A pure function, but for the budget "auto", which is what the
-/// device has free, or `options.network` says it has.
+/// Returns the configuration with prefetch depth, kept units and recomputation chosen for the
+/// shortest predicted step that fits memory.budget. A smaller budget never gets a shorter predicted
+/// step (if the network is known) or a higher predicted peak. Throws if nothing fits, and names
+/// what would. A pure function, except that the budget "auto" is the free memory of the device, or
+/// the memory that `options.network` gives.
 Configuration within_budget(
     const Configuration& configuration, int64_t ranks, const PlanOptions& options);
 
-/// What fits beside what was chosen.
+/// The largest inputs that fit with the choices of a budget.
 struct Room {
-  int64_t batch = 0;  ///< the largest
-  int64_t seq = 0;    ///< the longest
+  int64_t batch = 0;  ///< largest batch
+  int64_t seq = 0;    ///< longest sequence
 };
-/// `configuration` is one that within_budget() returned.
+/// Returns them for a configuration that within_budget() has returned.
 Room room_in_budget(const Configuration& configuration, int64_t ranks, const PlanOptions& options);
 
 }  // namespace sherd

@@ -12,17 +12,18 @@
 
 namespace sherd {
 
-/// Finds out what a run takes of its device. On a CPU only what Sherd allocates is known.
+/// Measures the memory that a run takes on its device. On a CPU only Sherd's own allocations are
+/// known.
 class MemoryProbe {
  public:
-  /// Before anything is allocated.
+  /// To be made before anything is allocated.
   explicit MemoryProbe(c10::Device device);
-  /// When all communicators are there, and nothing has been computed yet. `beside`: bytes of
-  /// tensors that are not torch's allocator's, such as a symmetric arena.
+  /// Measures the communicators; call it when all are open and nothing has been computed yet.
+  /// `beside`: bytes of tensors outside torch's allocator, such as a symmetric arena.
   void note_communicators(int64_t beside = 0);
-  /// What is known before the first step but can't be counted replaces what was assumed.
+  /// Replaces a plan's assumptions by measurements, before the first step.
   void correct(Ledger& planned) const;
-  /// Fills in what was found, after some steps.
+  /// Fills in the measured bytes, after some steps.
   void measure(Ledger& ledger, const LanguageModel& model, const AdamW& optimizer) const;
 
  private:
@@ -32,8 +33,8 @@ class MemoryProbe {
   int64_t beside_ = 0;
 };
 
-/// What a run that is out of memory is told: the largest entries, and which one change of the
-/// configuration would save most.
+/// Returns the advice for a run that is out of memory: the largest entries, and the change of the
+/// configuration that would save most.
 std::string advice_on_memory(
     const Configuration& configuration, int64_t ranks, c10::DeviceType target);
 

@@ -15,23 +15,24 @@
 
 namespace sherd {
 
-/// A pass of a run's model on the meta device, as one rank of a world of any size: the real units,
-/// operations and program, and no memory.
+/// The result of a dry run: one pass of the model on the meta device, as one rank of a world of any
+/// size, with the real units, operations and program but no memory.
 struct Rehearsal {
   Program program;
   ModelBytes bytes{};
   OptimizerBytes optimizer{};
-  std::vector<int64_t>
-      saved_activations{};  ///< by unit: bytes that its forward leaves for the backward
-  /// The most that a pass takes beyond the above: saved activations, and what comes and goes.
+  /// By unit: bytes that its forward saves for the backward.
+  std::vector<int64_t> saved_activations{};
+  /// Peak bytes of a pass beyond the above: saved activations and temporary tensors.
   int64_t activations = 0;
   int64_t parameters = 0;
   double flops_per_token = 0;
   std::vector<UnitOperations> operations{};  ///< by unit of the program
 };
 
-/// `target`: the kind of device that the run is meant for. `rank`: whose elements it has; ranks
-/// differ by what they hold of the last parameters. The configuration's model is resolved.
+/// Runs a pass on the meta device. `target`: the type of device that the run is meant for. `rank`:
+/// the rank whose shards it has; ranks may differ slightly. The configuration's model must be
+/// resolved().
 Rehearsal dry_run(
     const Configuration& configuration, int64_t ranks, c10::DeviceType target, int64_t rank = 0);
 

@@ -11,16 +11,18 @@
 // From a rehearsal without a device to bytes by name and seconds.
 namespace sherd {
 
-/// What a run's parts cost, and who says so; empty: nobody does.
+/// The costs of a run's parts, and their source; empty if unknown.
 struct RunCosts {
   Costs costs;
   std::string from;
 };
 
-/// A GPU, unless the run is meant for CPUs: plans are made where there is none.
+/// Returns the type of device that a plan is for: a GPU, even if this machine has none, unless the
+/// run is meant for CPUs.
 c10::DeviceType target_of(const Configuration& configuration, const PlanOptions& options);
 
-/// Times as they were measured, or else from the products' operations and the speed of a device.
+/// Returns measured times if there are any, otherwise estimates from the operations of matrix
+/// products and the speed of a device.
 RunCosts costs_of(
     const Configuration& configuration,
     const Rehearsal& rehearsal,

@@ -5,20 +5,20 @@
 
 namespace sherd {
 
-/// Rows of x + residual and their norm, as functions have it that make the norm again in the
-/// backward instead of keeping it: one pass over [rows, dim] against as much memory.
+/// Rows of x + residual and their RMSNorm, for functions that recompute the norm in the backward
+/// instead of keeping it: one more pass over [rows, dim] saves as much memory.
 struct NormedRows {
   at::Tensor sum;
   at::Tensor y;
-  at::Tensor scale;  ///< of each row, fp32
+  at::Tensor scale;  ///< scale of each row, fp32
 };
-/// `residual` may be undefined: then the sum is x.
+/// Computes them. If `residual` is undefined, the sum is x.
 NormedRows norm_rows(
     const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double epsilon);
 
-/// The gradient of the sum, from that of y and what reaches the sum by other ways (maybe
-/// undefined). The weight's gradient goes where its unit wants it, else to `weight_gradient`, if
-/// it is wanted at all.
+/// Returns the gradient of the sum, from the gradient of y and `sum_gradient`, which reaches the
+/// sum by other paths (may be undefined). If `wants_weight`, the weight's gradient is written to
+/// its unit's buffer or, if it has none, to `weight_gradient`.
 at::Tensor norm_rows_gradient(
     const NormedRows& rows,
     const at::Tensor& weight,

@@ -216,7 +216,7 @@ void AdamW::State::set_tokens(const ShardedModel& model, std::optional<int64_t> 
   TORCH_CHECK_VALUE(
       per_token == tokens.has_value(), "[optim] the loss of '", model.name(), "' is ",
       per_token
-          ? "per token: say how many this rank had with optimizer.step({.tokens = …})"
+          ? "per token: pass this rank's tokens, optimizer.step({.tokens = …})"
           : "not per token: set RootOptions::loss = sherd::Loss::per_token, or give no tokens");
   if (!per_token) return;
   TORCH_CHECK_VALUE(

@@ -11,9 +11,9 @@
 
 namespace sherd {
 
-/// Follows the calls of a forward through the boundaries of its section, by numbers alone. Told
-/// which unit is entered or left, it says which boundaries come next, which calls the program did
-/// not foresee, and in the end which order was observed.
+/// Follows the calls of a forward through the boundaries of its section, with integers alone. The
+/// caller reports which unit is entered or left; the tracker returns which boundaries to run next,
+/// which calls the program did not foresee, and at the end the observed order.
 class CallTracker {
  public:
   /// Begins a pass. `section` and `order` are of one program and outlive the pass. `known`: the
@@ -22,8 +22,8 @@ class CallTracker {
   /// Forgets the pass.
   void reset();
 
-  /// Boundaries of the section: those of calls that this rank leaves out. Other ranks may make
-  /// these calls and need what this rank sends for them.
+  /// The boundaries of calls that this rank leaves out. They are run all the same: other ranks may
+  /// make these calls and need what this rank sends for them.
   struct Range {
     size_t begin = 0;
     size_t end = 0;
@@ -35,7 +35,7 @@ class CallTracker {
     /// Call whose parameters were copied for a recompute and need not be.
     int32_t needless_copy = kNone;
   };
-  /// A unit is called, under the recompute of this number (0: none).
+  /// Notes that a unit is called, under the recompute of this number (0: none).
   Entered enter(int32_t unit, int64_t recompute);
 
   struct Left {
@@ -48,18 +48,18 @@ class CallTracker {
   };
   Left leave(int32_t unit);
 
-  /// For a rank without data: all boundaries that are left.
+  /// For a rank without data: skips to the end and returns all boundaries that are left.
   Range skip_rest();
-  /// For a rank without data: the others go another way than the program.
+  /// For a rank without data: notes that the others call units in another order than the program's.
   void note_other_order();
 
   bool is_open() const { return !frames_.empty(); }  ///< a call is under way
-  /// The pass has deviated from the order.
+  /// Returns whether the pass has deviated from the order.
   bool has_deviated() const { return deviated_; }
-  /// The order that was observed, recomputes aside.
+  /// Returns the order that was observed, without recomputes.
   const CallOrder& observed() const { return deviated_ ? observed_ : *order_; }
   const std::vector<MadeCall>& made() const { return made_; }
-  /// A recompute was not foreseen, and parameters were copied for it.
+  /// Returns whether parameters were copied for a recompute that was not foreseen.
   bool has_copies() const;
   /// At the end of the pass: see Entered::needless_copy.
   int32_t needless_copy() const;

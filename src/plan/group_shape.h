@@ -5,13 +5,13 @@
 
 namespace sherd {
 
-/// Slots, and groups in them, begin on multiples of this.
+/// Rounds up to the alignment at which slots, and groups in them, begin.
 inline int64_t aligned_slot(int64_t bytes) {
   constexpr int64_t kAlignment = 256;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// What follows from a group's placement: which collectives it needs, and how large its parts are.
+// Consequences of a group's placement: the collectives that it needs, and the sizes of its parts.
 
 inline bool is_sharded(const GroupSpec& group, Role role, AxisKind axis) {
   const auto& spreads = group.placement.spreads(role);
@@ -36,7 +36,8 @@ inline bool gradient_sharded(const GroupSpec& group) {
 inline bool gradient_sharded_outer(const GroupSpec& group) {
   return is_sharded(group, Role::gradient, AxisKind::outer);
 }
-/// The update changes only this rank's part of a weight that rests in larger parts.
+/// Returns whether a model weight must be refreshed: ranks hold a larger part of it than they
+/// update.
 inline bool refreshes_inner(const GroupSpec& group) {
   return optimizer_sharded(group) && !gathers_inner(group);
 }
@@ -44,12 +45,13 @@ inline bool refreshes_outer(const GroupSpec& group) {
   return optimizer_sharded_outer(group) && !gathers_outer(group);
 }
 
-/// Elements of this rank's part of the group in a role.
+/// Returns the number of elements of this rank's part of the group in a role.
 inline int64_t part_elements(const GroupSpec& group, Role role) {
   return group.elements / part_of(group.placement.spreads(role), group.axis_sizes, {0, 0}).count;
 }
 
-/// Elements of the part that a role has over the inner axis alone.
+/// Returns the number of elements of a rank's part if the role were sharded over the inner axis
+/// alone.
 inline int64_t inner_part(const GroupSpec& group, Role role) {
   return is_sharded(group, role, AxisKind::inner) ? group.elements / group.axis_sizes.inner
                                                   : group.elements;

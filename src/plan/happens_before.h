@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-/// Thrown by the proof, from any depth; find_fault adds where in the program.
+/// The reason why the proof fails, as an exception; find_fault() adds the place in the program.
 struct ProofFailure {
   std::string why;
 };
@@ -24,34 +24,36 @@ inline size_t index(int32_t number) {
   return static_cast<size_t>(number);
 }
 
-/// An access to a resource: when, and by whom.
+/// An access to a resource: its time and the instruction that made it.
 struct Access {
   Stream stream{};
   int32_t tick = 0;  // 0: none yet
   Action action{};
 };
 
-/// The accesses to one slot, weight or gradient that a later one may collide with.
+/// The accesses to one slot, weight or gradient that a later access may conflict with.
 struct Resource {
   Access write;
   std::array<Access, kStreams> reads{};  // the last of each stream
 };
 
-/// Which instruction is done before which other one starts, whatever the streams' timing: a clock
-/// counts the instructions of each stream, and events carry clocks from stream to stream.
+/// The happens-before order of instructions: which one is done before which other one starts,
+/// whatever the timing of the streams. Vector clocks count the instructions of each stream, and
+/// events carry clocks from stream to stream.
 class HappensBefore {
  public:
   explicit HappensBefore(size_t events) : event_clock_(events) {}
 
-  /// The instruction's accesses come between the two calls.
+  /// Begin and end an instruction; its accesses come between the two calls.
   void begin(const Instruction& instruction);
   void end(const Instruction& instruction);
 
-  /// Each refuses unless every access that it collides with is done before; `what` is the resource.
+  /// Each of these three refuses unless every conflicting access is done before; `what` names the
+  /// resource.
   void read(Resource& resource, const std::string& what);
   void write(Resource& resource, const std::string& what);
   void require_before(const Access& earlier, const std::string& what) const;
-  /// The instruction comes after all that was issued on all streams.
+  /// Refuses unless the instruction comes after everything that was issued on all streams.
   void require_rejoined() const;
 
  private:

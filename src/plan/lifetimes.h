@@ -9,8 +9,8 @@
 
 namespace sherd {
 
-/// What units need room for: by unit the bytes of its full parameters and of its full gradients,
-/// and copies of main gradients in the reduce dtype.
+/// The sizes of a program's buffers: for each unit the bytes of its full parameters and of its full
+/// gradients, and the bytes of copies of main gradients in the reduce dtype.
 struct Needs {
   std::vector<SlotAssignment> assignments;  ///< where groups lie in their unit's buffers
   std::vector<int64_t> parameters;
@@ -35,8 +35,9 @@ class ArenaBuffers {
   std::vector<int64_t> bytes_;
 };
 
-/// When each buffer is taken. Parameters: from the gather to the release. Gradients: until the next
-/// unit's are complete, so that their reduction runs meanwhile. Stages: always.
+/// Returns when each buffer is in use. Parameters: from the gather to the release. Gradients: until
+/// those of the next unit are complete, so that their reduction overlaps with the next unit's
+/// backward. Stages: always.
 std::vector<Lifetime> lifetimes_of(const Program& program, const ArenaBuffers& buffers);
 
 }  // namespace sherd

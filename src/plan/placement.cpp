@@ -95,8 +95,8 @@ std::string to_text(const Spreads& spreads) {
 void check_spreads(const Spreads& spreads) {
   require(
       spreads.outer != Spread::shard || spreads.inner == Spread::shard,
-      "a buffer can't be sharded over the outer axis while the inner one says ",
-      to_text(spreads.inner), ": the inner axis is cut first, so shard that one too");
+      "a buffer can't be sharded over the outer axis while the spread over the inner one is ",
+      to_text(spreads.inner), ": the inner axis is cut first, so shard over it too");
 }
 
 Part part_of(

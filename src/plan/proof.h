@@ -11,9 +11,9 @@
 namespace sherd {
 
 // Note [What the proof shows]
-// Streams are queues, events are edges between them; together they say which instruction is done
-// before which other one starts, on every interleaving. The proof follows that order (by vector
-// clocks) through sequences of sections as a run strings them together, and refuses unless
+// Streams are queues, and events are edges between them; together they order instructions on every
+// interleaving. The proof follows that order (by vector clocks) through sequences of sections as
+// they follow one another in a run, and refuses a program unless
 //   - any two accesses to one slot, weight or main gradient, one of them a write, are ordered: then
 //     every interleaving computes what the order of issue computes;
 //   - in the order of issue, a slot has one owner at a time, a unit computes with what was gathered
@@ -23,27 +23,27 @@ namespace sherd {
 //   - all streams have rejoined `compute` at the update;
 //   - the bytes are within the budget.
 
-/// Why a program is refused.
+/// The reason why a program is refused.
 struct Refusal {
   std::string section;
-  int32_t instruction = kNone;  ///< in the section
+  int32_t instruction = kNone;  ///< index in the section
   std::string why;
   std::string to_text() const;
 };
 
-/// Sections one after another, as a run would issue them.
+/// Sections in the order in which a run would issue them.
 using Sequence = std::vector<const Section*>;
 
-/// Sequences that together contain every neighbourhood a run can produce: accumulation over several
-/// passes, several forwards before as many backwards, validation at any point, and the step after
-/// an update.
+/// Returns sequences that together contain every succession of sections that a run can produce:
+/// accumulation over several passes, several forwards before as many backwards, validation at any
+/// point, and the step after an update.
 std::vector<Sequence> typical_sequences(const Program& program);
 
-/// The first fault of one sequence.
+/// Returns the first fault of one sequence, if any.
 std::optional<Refusal> find_fault(const Program& program, const Sequence& sequence);
-/// The first fault of the program: over all its typical sequences, or of its bytes.
+/// Returns the first fault of the program, if any: in a typical sequence, or in its bytes.
 std::optional<Refusal> find_fault(const Program& program);
-/// Throws std::runtime_error with the refusal's words.
+/// Throws std::runtime_error with the text of the refusal if the program has a fault.
 void prove(const Program& program);
 
 }  // namespace sherd

@@ -18,7 +18,7 @@ class Prover {
   std::optional<Refusal> run(const Sequence& sequence);
 
  private:
-  /// What the gradients of a group have been through since the last update.
+  /// The state of a group's gradients since the last update.
   struct GradientState {
     int contributions = 0;    // passes that reached the main gradient
     bool pending = false;     // this pass's gradients lie in the slot, not yet in the main gradient

@@ -19,7 +19,7 @@ namespace sherd {
 //   computed(u)    compute → reduce        gradients are reduced when they are written
 //   reduced(s), settled(u)  reduce → outer, compute   the slot may be overwritten; the drain
 //   sent(s), finished(u)    outer → compute           the same for what the outer axis carries
-// Events of slots outlive a section: the next owner waits for whoever had the slot last.
+// Events of slots outlive a section: the next owner of a slot waits for the one before it.
 
 /// The numbers of a program's events.
 class EventTable {
@@ -47,7 +47,7 @@ class EventTable {
   std::vector<std::string> names_;
 };
 
-/// What the sections of a program are built from.
+/// The inputs from which the sections of a program are built.
 struct SectionInput {
   const std::vector<UnitSpec>& units;
   const UnitTree& tree;

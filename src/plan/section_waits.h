@@ -12,17 +12,17 @@ namespace sherd {
 
 class EventTable;
 
-/// Which events the next owner of a slot waits for, within one section: those that had any of its
-/// bytes before. Streams are queues, so of several who signalled from one stream the last stands
-/// for all; and what a stream has waited for once it need not wait for again.
+/// The events that the next owner of a slot waits for, within one section: those of the earlier
+/// owners of any of its bytes. Streams are queues, so among several events of one stream only the
+/// last one is needed, and a stream does not wait for the same signal twice.
 class SlotWaits {
  public:
   SlotWaits(const std::vector<Slot>& slots, const EventTable& events);
 
   void note_signal(int32_t event) { signalled_[event] = ++now_; }
-  /// A gather into the slot, on a stream.
+  /// Returns what a gather into the slot, on a stream, waits for.
   std::vector<int32_t> before_gather(int32_t slot, Stream stream);
-  /// Gradients written to the slot, by the compute stream.
+  /// Returns what the compute stream waits for before it writes gradients to the slot.
   std::vector<int32_t> before_open(int32_t slot);
 
  private:

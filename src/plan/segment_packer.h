@@ -37,7 +37,7 @@ struct PackItem {
   int64_t granule = 1;
 };
 
-/// The outcome: shards of `shard_size` elements, and the items' offsets in the segment.
+/// A packed segment: shards of `shard_size` elements, and the items' offsets in the segment.
 struct PackedSegment {
   int64_t shard_size = 0;
   std::vector<PackItem> items;
@@ -49,7 +49,7 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
 }
 
 /// Packs items whose granules divide one another (largest first) into one segment within the
-/// promised bound, or says that it can't.
+/// promised bound. Returns nothing if that is impossible.
 std::optional<PackedSegment> pack_together(
     std::vector<PackItem> items, int64_t shards, int64_t alignment);
 

@@ -8,7 +8,8 @@
 
 namespace sherd {
 
-/// What a slot is taken for: a unit's parameters, its gradients, or a copy of a group's.
+/// The owner of a slot: a unit's parameters, a unit's gradients, or the staged copy of a group's
+/// gradients.
 struct SlotOwner {
   enum class Kind : uint8_t { none, parameters, gradients, stage };
   Kind kind{};
@@ -20,12 +21,13 @@ struct SlotOwner {
   static SlotOwner gradients_of(int32_t unit) { return {Kind::gradients, unit}; }
 };
 
-/// Who holds which slot, and who used it last. Slots that share a byte are one in this.
+/// The owner of each slot, and the last accesses to it. An access to a slot counts for every slot
+/// that shares a byte with it.
 class SlotOwners {
  public:
   SlotOwners(const Program& program, HappensBefore& order);
 
-  /// Refuses if another owner has it.
+  /// Takes the slot for an owner. Refuses if another one has it.
   void own(int32_t slot, const SlotOwner& owner);
   void disown(int32_t slot) { owners_[index(slot)] = {}; }
   bool owns(int32_t slot, const SlotOwner& owner) const {

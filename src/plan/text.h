@@ -6,7 +6,7 @@
 
 namespace sherd {
 
-/// The arguments, printed one after another.
+/// Returns the arguments, printed one after another.
 template <class... Args>
 std::string text(const Args&... args) {
   std::ostringstream out;

@@ -19,13 +19,13 @@ struct Call {
 /// An order as a tree of calls, and the order of the backward that follows from it.
 class UnitTree {
  public:
-  /// Throws std::invalid_argument for visits that don't nest or name no unit.
+  /// Throws std::invalid_argument for calls that don't nest or name no unit.
   UnitTree(const CallOrder& order, int32_t units);
 
   const std::vector<Call>& calls() const { return calls_; }
   const Call& call(int32_t position) const { return calls_[static_cast<size_t>(position)]; }
   bool is_leaf(int32_t position) const { return call(position).children.empty(); }
-  /// The unit makes calls of other units somewhere: it stays gathered while they run.
+  /// Returns whether the unit calls other units anywhere: it stays gathered while they run.
   bool nests(int32_t unit) const { return nests_[static_cast<size_t>(unit)]; }
 
   struct Event {
@@ -33,8 +33,8 @@ class UnitTree {
     int32_t position = 0;
   };
   const std::vector<Event>& forward() const { return forward_; }
-  /// Calls in reverse. Where one recompute spans several calls, they are first entered again in
-  /// the order of the forward, and stay gathered until their own backward.
+  /// Returns the calls in reverse. Several calls under one recompute are first entered again in the
+  /// order of the forward, and stay gathered until their own backward.
   const std::vector<Event>& backward() const { return backward_; }
 
  private:

@@ -8,11 +8,11 @@
 
 namespace sherd {
 
-/// Autocasting on this thread, as it is.
+/// Returns this thread's autocast settings.
 SHERD_API AutocastState autocast_now();
 SHERD_API void restore(const AutocastState& state);
-/// Turns it on for a device. Casts of weights are not kept: they would outlive the gathered
-/// parameters, and take as much memory as the whole model.
+/// Enables autocast for a device on this thread, without its cache of cast weights: those would
+/// outlive the gathered parameters and take as much memory as the whole model.
 void autocast_to(c10::ScalarType dtype, c10::DeviceType device);
 
 }  // namespace sherd

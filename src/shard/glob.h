@@ -7,7 +7,7 @@
 
 namespace sherd {
 
-/// Returns whether a name matches a pattern, in which '*' stands for any run of characters.
+/// Returns whether a name matches a pattern, in which '*' matches any text, also none.
 bool matches_glob(std::string_view pattern, std::string_view name);
 
 /// Returns a few of the names in quotes, for an error about a pattern that matches none of them.

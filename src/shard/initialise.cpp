@@ -123,8 +123,8 @@ class Birth {
     for (const auto& fresh : fresh_) {
       TORCH_CHECK_VALUE(
           !has_unset(fresh.tensor), "[shard] '", fresh.name,
-          "' still has elements without a value after reset_parameters: set them all there, or say "
-          "with options.values what it gets");
+          "' still has elements without a value after reset_parameters: set them all there, or "
+          "give it values with options.values");
     }
     for (const auto& fresh : fresh_) {
       if (!fresh.place) continue;
@@ -220,7 +220,7 @@ class Birth {
         reset_parameters, "[shard] '", name_of(own.front()), "' has no values, and its module ",
         module.name(),
         " no reset_parameters that is known: write one and use SHERD_MODULE, call "
-        "sherd::register_reset, or say with options.values what it gets");
+        "sherd::register_reset, or give it values with options.values");
     std::vector<std::pair<at::Tensor, at::Tensor>> earlier_values;
     for (const auto& tensor : own) {
       if (!done_.insert(tensor.unsafeGetTensorImpl()).second) {

@@ -10,8 +10,8 @@
 
 namespace sherd {
 
-/// A scope that counts the bytes of tensors on the meta device, which have no memory, as if they
-/// had: it tells what a model would take, without a device. Counts the tensors of all threads.
+/// A scope that counts the bytes that tensors on the meta device would take if they had memory. So
+/// the memory of a model is known without a device. Counts the tensors of all threads.
 class SHERD_API MetaMemory {
  public:
   /// Starts counting. Each tensor is rounded up to a multiple of `granule` bytes, as an allocator

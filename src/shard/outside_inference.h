@@ -8,8 +8,8 @@
 
 namespace sherd {
 
-/// While it lives, no gradients are recorded, and tensors are normal ones although the caller may
-/// be in c10::InferenceMode: a buffer that outlives the call is written by later training steps,
+/// A scope in which no gradients are recorded and new tensors are normal ones, even if the caller
+/// is in c10::InferenceMode. A buffer that outlives the call is written by later training steps,
 /// which torch refuses for tensors made in inference mode.
 class OutsideInference {
  public:

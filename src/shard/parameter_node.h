@@ -14,10 +14,10 @@ namespace sherd {
 // Note [Where gradients arrive]
 // Each parameter's gradient accumulator is replaced by a node that hands the gradient to the unit.
 // The engine calls it once per backward, when every use of the parameter in that backward has
-// contributed; it calls it too where a function kept the gradient for itself (a Linear that wrote
-// it into the buffer) and returned none. Nodes live from one forward to the next, so that a unit
-// called twice has one; they are made anew when the compute stream changes, because the engine runs
-// a node on the stream where it was made.
+// contributed, also if a function has written the gradient to the buffer itself (as Linear does)
+// and returned none. Nodes live from one forward to the next, so that a unit that is called twice
+// has one. They are made anew when the compute stream changes, because the engine runs a node on
+// the stream where it was made.
 struct ParameterNode final : torch::autograd::Node {
   ParameterNode(const at::Tensor& parameter, std::weak_ptr<Unit> unit, size_t group, size_t member)
       : Node(/*sequence_nr=*/UINT64_MAX),
@@ -28,7 +28,8 @@ struct ParameterNode final : torch::autograd::Node {
     add_input_metadata(parameter);
   }
 
-  /// What register_hook put on the parameter, as an accumulator would run it.
+  /// Returns the hooks that register_hook put on the parameter, so that they run as an
+  /// accumulator's would.
   std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>& tensor_pre_hooks() noexcept
       override {
     static std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>> none;

@@ -14,10 +14,10 @@ namespace sherd {
 class Unit;
 
 /// This rank's elements of one parameter: all that optimizers and checkpoints see of a model. The
-/// tensors are flat and maybe empty, have one length, and keep their addresses.
+/// tensors are flat, of equal length and possibly empty, and their addresses never change.
 struct ParameterShard {
   std::string name;              ///< within the root's module
-  std::vector<int64_t> shape{};  ///< of the whole parameter
+  std::vector<int64_t> shape{};  ///< shape of the whole parameter
   bool trainable = true;         ///< when it was sharded
 
   at::Tensor main{};          ///< main weight

@@ -21,13 +21,14 @@ class Recorder;
 
 /// The streams and events of a program, on a device.
 ///
-/// CUDA: three streams beside the current one, which is `compute`. Everything is enqueued at once;
-/// the host never waits. CPU: the compute stream is the host itself; each other stream is a queue
-/// whose collectives run on the progress thread as soon as what they wait for is there, and whose
-/// kernels run on the host, at the next call here.
+/// CUDA: the current stream is `compute`; the program has three more. Everything is enqueued at
+/// once, and the host never waits. CPU: the compute stream is the host itself; each other stream is
+/// a queue, whose collectives run on the progress thread once their events have happened, and whose
+/// kernels run on the host in the next call of a function of this class.
 class ProgramStreams {
  public:
-  /// Started with its stream (CUDA); the returned Work is its end (CPU).
+  /// A function that starts an instruction: gets its stream on CUDA, and returns the Work to wait
+  /// for on CPU.
   using Start = std::function<Work(Communicator::OnStream)>;
   enum class Kind : uint8_t { collective, kernel };
 
@@ -38,7 +39,8 @@ class ProgramStreams {
 
   size_t events() const { return on_cpu_ ? signalled_.size() : events_.size(); }
 
-  /// On a stream other than compute. `start` and what it refers to must live until the end.
+  /// Issues an instruction on a stream other than compute. What `start` refers to must live until
+  /// the instruction is done.
   template <class F>
   void issue(const Instruction& instruction, Kind kind, F start) {
     if (on_cpu_) {
@@ -54,27 +56,30 @@ class ProgramStreams {
     }
   }
 
-  /// Compute waits for the events: CUDA enqueues that, CPU blocks until they have happened.
+  /// Makes compute wait for the events: CUDA enqueues the waits, CPU blocks until they have
+  /// happened.
   void wait(std::span<const int32_t> events);
-  /// Whether wait() would return at once. CUDA: it always does.
+  /// Returns whether wait() would return at once; on CUDA always true.
   bool have_happened(std::span<const int32_t> events);
-  /// What compute has done by now is the event.
+  /// Signals an event: everything that compute was given so far is done when it happens.
   void signal(int32_t event);
-  /// What the stream is given next comes after all that compute has been given.
+  /// Makes a stream wait for everything that compute has been given.
   void join(Stream stream);
-  /// CUDA: the stream that is `compute` now.
+  /// Returns the stream that is `compute` now; nothing on CPU.
   std::optional<c10::Stream> compute() const;
-  /// CUDA: what compute is given next comes after all that this stream has been given.
+  /// CUDA: makes compute wait for everything that this stream has been given.
   void wait_for(c10::Stream stream);
-  /// CUDA: all streams come from the current one, and no event has been signalled; and back. Round
-  /// what is captured in a graph.
+  /// CUDA: begin and end the work that a graph captures. fork() makes all streams wait for the
+  /// current one and forgets signalled events; rejoin() makes the current stream wait for all.
   void fork();
   void rejoin();
-  /// CPU: starts what can be started.
+  /// CPU: starts the instructions whose events have happened.
   void pump();
-  /// Blocks the host until everything issued is done. Throws what went wrong.
+  /// Blocks the host until everything that was issued is done. Throws if a collective has failed
+  /// (on CPU).
   void finish();
-  /// Gives up on what was not started, and waits for the rest without throwing.
+  /// Waits until everything is done, without throwing. While an exception is being handled, drops
+  /// what has not started instead.
   void abandon() noexcept;
 
   /// Called with the stream (CUDA) or nothing (CPU) before each instruction of the kind, to disturb
@@ -91,8 +96,7 @@ class ProgramStreams {
   bool try_start(Queue& queue, size_t index);
   void complete(const std::shared_ptr<Item>& item);
   void note_end(Item& item);
-  /// The current stream of its device while it lives, if one is given; then, whatever is thrown,
-  /// the one before.
+  /// A scope in which a stream, if given, is the current one of its device.
   class CurrentStream {
    public:
     explicit CurrentStream(std::optional<c10::Stream> stream);
@@ -115,7 +119,7 @@ class ProgramStreams {
 
   // CPU
   std::array<Queue, kStreams> queues_;
-  std::vector<std::shared_ptr<Item>> signalled_;  // by event: who signalled it last
+  std::vector<std::shared_ptr<Item>> signalled_;  // by event: its last signaller
 
   // CUDA
   std::vector<c10::Stream> streams_;  // by Stream; compute's place is not used

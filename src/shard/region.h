@@ -20,7 +20,7 @@ struct Region {
   static int64_t next_number();
 };
 
-/// While it lives, calls of units on this thread belong to the region.
+/// A scope in which calls of units on this thread belong to the region.
 class SHERD_API RegionScope {
  public:
   enum class Mode : uint8_t { record, replay };
@@ -38,9 +38,10 @@ struct ActiveRegion {
 };
 std::vector<ActiveRegion>& active_regions();
 
-/// The innermost one that is being replayed; null outside a recompute in the backward.
+/// Returns the innermost region that is being replayed; null outside a recompute in the backward.
 ActiveRegion* replayed_region();
-/// The number of the outermost one that is being recorded, outside any replay; 0: none.
+/// Returns the number of the outermost region that is being recorded outside any replay; 0 if there
+/// is none.
 int64_t recorded_region();
 /// Adds a call to every region that is being recorded inside the innermost replay.
 void record_call(const UnitCall& call);

@@ -22,15 +22,16 @@ struct Owner {
   size_t member = 0;
 };
 
-/// Knows which modules are units, and which unit owns which parameter. Entries keep nothing alive
-/// but units without parameters; an address that was used before is told by its expired owner.
+/// The modules that are units, and the owner of each parameter. Entries keep nothing alive but
+/// units without parameters; an entry whose address was reused is recognised by its expired
+/// pointer. Any thread.
 class Registry {
  public:
   void add(const std::shared_ptr<torch::nn::Module>& module, const std::shared_ptr<Unit>& unit);
   void add(
       const at::Tensor& parameter, const std::shared_ptr<Unit>& unit, size_t group, size_t member);
   void remove(const at::Tensor& parameter);
-  /// A parameter that belongs to no unit and is to stay so (UnitOptions::ignored).
+  /// Notes a parameter that no unit may own (UnitOptions::ignored).
   void ignore(const at::Tensor& parameter);
   bool is_ignored(const at::Tensor& parameter);
   /// Keeps a unit alive, or stops doing so. A unit without parameters has no parameter that would:

@@ -17,7 +17,7 @@ namespace sherd {
 
 class Runtime;
 
-/// Whether a parameter is one that fully_shard was told to leave alone.
+/// Returns whether a parameter is left alone by fully_shard (UnitOptions::ignored).
 bool is_ignored(const at::Tensor& parameter);
 
 /// A sharded model as optimizers and checkpoints see it: its parameters' shards and the state of
@@ -33,7 +33,7 @@ class ShardedModel {
   friend bool operator==(const ShardedModel&, const ShardedModel&) = default;
 
   const World& world() const;
-  const std::string& name() const;  ///< of the root unit
+  const std::string& name() const;  ///< name of the root unit
   Loss loss() const;
   const std::vector<ParameterShard>& shards() const;
   /// Returns the communicators of the root's data-parallel axes.

@@ -118,7 +118,7 @@ void step(ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions
       "sherd::AdamW and its set_tokens");
   TORCH_CHECK_VALUE(
       !per_token || options.tokens, "[shard] the loss of '", runtime->root().name(),
-      "' is per token: say how many this rank had with sherd::step(model, optimizer, {.tokens = "
+      "' is per token: pass this rank's tokens, sherd::step(model, optimizer, {.tokens = "
       "…})");
   if (options.tokens) {
     runtime->divide_by_tokens(tokens_of_all_ranks(runtime->root(), *options.tokens));
@@ -134,7 +134,7 @@ double gradient_norm(ModuleRef model, const StepOptions& options) {
   TORCH_CHECK_VALUE(
       per_token == options.tokens.has_value(), "[shard] gradient_norm of '", runtime->root().name(),
       "', whose loss is ",
-      per_token ? "per token: say how many this rank had with {.tokens = …}"
+      per_token ? "per token: pass this rank's tokens, {.tokens = …}"
                 : "not per token: it takes no tokens");
   const c10::NoGradGuard no_grad;
   const auto shards = trainable_only(runtime->shards());
@@ -182,7 +182,7 @@ namespace {
 auto unit_to_edit(const torch::nn::Module& module, const char* function) {
   const auto unit = find_unit(&module);
   TORCH_CHECK_VALUE(
-      unit, "[shard] ", function, " is called with '", module.name(), "', which is no unit");
+      unit, "[shard] ", function, " is called with '", module.name(), "', which is not a unit");
   if (unit->runtime()) {
     unit->runtime()->check_resting(function);
     TORCH_CHECK(
@@ -230,7 +230,8 @@ void edit_parameters(ModuleRef module, const std::function<void()>& edit) {
 
 void gather(ModuleRef module) {
   const auto unit = find_unit(module.get());
-  TORCH_CHECK_VALUE(unit, "[shard] gather is called with '", module->name(), "', which is no unit");
+  TORCH_CHECK_VALUE(
+      unit, "[shard] gather is called with '", module->name(), "', which is not a unit");
   const auto runtime = Runtime::of(*unit);
   runtime->wait_until_idle("gather");
   runtime->units().check_initialised();

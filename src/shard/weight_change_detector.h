@@ -10,16 +10,16 @@
 
 namespace sherd {
 
-/// Sees that weights were written, also behind their version counters (torch's SGD writes through
-/// `data()`): it keeps the first element of each.
+/// Detects that weights were written, also past their version counters (torch's SGD writes through
+/// `data()`), by comparing the first element of each.
 class WeightChangeDetector {
  public:
   WeightChangeDetector() = default;
   explicit WeightChangeDetector(const std::vector<at::Tensor>& weights);
 
-  /// Notes the weights as they are now, on the current stream.
+  /// Copies the first elements as they are now, on the current stream.
   void snapshot();
-  /// Whether one has changed since. Blocks the host until the current stream is done.
+  /// Returns whether one has changed since. Blocks the host until the current stream is done.
   bool changed() const;
   bool is_empty() const { return count_ == 0; }
   int64_t bytes() const { return noted_.defined() ? static_cast<int64_t>(noted_.nbytes()) : 0; }

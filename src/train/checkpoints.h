@@ -21,8 +21,8 @@ class Checkpoints {
  public:
   /// Reports progress to the user.
   using Say = std::function<void(const std::string&)>;
-  /// `data`: on the first rank, a fingerprint of the training data, by which other data is known
-  /// when the run is resumed.
+  /// `data`: on the first rank, a fingerprint of the training data, so that a resumed run notices
+  /// other data.
   Checkpoints(
       const Configuration& configuration,
       const World& world,
@@ -31,30 +31,32 @@ class Checkpoints {
       int64_t data,
       Say say);
 
-  /// Where a run is.
+  /// The position of a run.
   struct Place {
     int64_t step = 0;
-    int64_t samples = 0;  ///< that it has trained on
+    int64_t samples = 0;  ///< samples that it has trained on
   };
-  /// From the checkpoint that train.resume means, if any. Says what has changed since, and throws
-  /// where that makes it another run. Collective.
+  /// Loads the checkpoint that train.resume names, if any, and returns its position. Reports the
+  /// keys that have changed since, and throws if they make it another run. Collective.
   Place resume();
 
-  /// Whether a step ends with one.
+  /// Returns whether a checkpoint is saved after a step.
   bool due(int64_t step, bool last) const;
-  /// Whether the newest one, saved or begun by this run or gone on from, is of this step.
+  /// Returns whether the newest checkpoint (saved, begun or loaded by this run) is of this step.
   bool has(int64_t step) const { return newest_ == step; }
   std::string newest() const { return folder_of(newest_); }
-  /// Collective. An error is said, and training goes on: false.
+  /// Saves, or begins to save, a checkpoint. Returns false after an error, which is reported;
+  /// training can continue. Collective.
   bool save(const Place& place);
-  /// Before the optimizer changes anything.
+  /// To be called before each update; see BackgroundSave.
   void before_update() { background_.before_update(); }
-  /// This rank has more to write.
+  /// Returns whether this rank is still writing.
   bool busy() const { return !background_.idle(); }
   bool under_way() const { return background_.under_way(); }
-  /// When no rank is busy: goes on with what is under way. Collective. False: it has failed.
+  /// Continues a save that is under way; call it when no rank is busy. Returns false if the save
+  /// has failed. Collective.
   bool advance();
-  /// Waits for what is under way. Collective.
+  /// Completes a save that is under way. Returns false if it has failed. Collective; blocks.
   bool finish();
 
  private:

@@ -17,10 +17,11 @@ using Scalars = std::vector<std::pair<std::string, double>>;  // tag and value
 /// TensorBoard's event file: TFRecords, each with an Event of TensorFlow's event.proto.
 class EventFile {
  public:
-  /// A new file in the folder, which must exist.
+  /// Creates a file in the folder, which must exist.
   explicit EventFile(const std::string& folder);
 
-  /// One event, with the system when add() returns. TensorBoard keeps values as floats.
+  /// Appends an event, flushed to the operating system on return. TensorBoard keeps values as
+  /// floats.
   void add(int64_t step, const Scalars& scalars);
   void add(const StepMetrics& metrics);
 
@@ -34,7 +35,7 @@ class EventFile {
   bool started_ = false;
 };
 
-/// What the file is made of; `seconds` since 1970.
+/// The records of such a file; `seconds` count from 1970.
 std::string record_of(std::string_view event);
 std::string version_event(double seconds);
 std::string start_event(double seconds, int64_t step);

@@ -12,10 +12,11 @@
 
 namespace sherd {
 
-/// The small files of a checkpoint that make it a folder for transformers, by name: config.json,
-/// the tokenizer's files, generation_config.json, chat templates. What training does not change is
-/// as it is in model.from, else as in the checkpoint that the run goes on from (empty: none).
-/// `dtype`: that of the weights in it. Throws where data.tokenizer has no tokenizer.
+/// Returns the small files that make a checkpoint a folder for transformers, by name: config.json,
+/// the tokenizer's files, generation_config.json, chat templates. Files that training does not
+/// change are copied from model.from, or else from `resumed_from`, the checkpoint from which the
+/// run continues (empty: none). `dtype`: dtype of the saved weights. Throws if data.tokenizer has
+/// no tokenizer.
 std::map<std::string, std::string> pretrained_files(
     const Configuration& configuration,
     const LanguageModel& model,

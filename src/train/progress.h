@@ -6,16 +6,17 @@
 
 namespace sherd {
 
-/// Shows how far a run is: on a terminal a bar in one line that changes, else a line per step.
+/// Shows the progress of a run: on a terminal a bar in one line that is rewritten, otherwise a line
+/// per step.
 class Progress {
  public:
-  /// `columns`: of the terminal; 0: there is none.
+  /// `columns`: width of the terminal; 0: no terminal.
   Progress(int64_t steps, int64_t columns) : steps_(steps), columns_(columns) {}
 
   void show(int64_t step, const std::string& line);
-  /// A line that stays.
+  /// Prints a line that stays.
   void say(const std::string& line);
-  /// What to write for a step: exposed for tests.
+  /// Returns the text for a step; public for tests.
   std::string text(int64_t step, const std::string& line) const;
 
  private:

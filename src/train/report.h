@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-/// One page that needs nothing else: what was trained and how it went, with plots.
+/// Returns a self-contained HTML page about a run: configuration, plots of all steps, memory.
 std::string report_html(
     const Configuration& configuration,
     int64_t ranks,

@@ -12,18 +12,17 @@ namespace sherd {
 /// The folder of a run's results, and the small files in it.
 class Results {
  public:
-  /// Makes the folder, keeps other runs out of it and removes an old report. Throws, naming
-  /// train.out, where that can't be, where another run has it, or where a result would take the
-  /// place of a file that the run reads.
+  /// Creates the folder, locks it and removes an old report. Throws, naming train.out, if that
+  /// fails, if another run has the lock, or if a result would overwrite a file that the run reads.
   explicit Results(const Configuration& configuration);
 
   std::string path(const std::string& name) const;
   const RunLock& lock() const { return *lock_; }
-  /// The configuration with every key, and paths that are right from anywhere; nothing where the
-  /// run was started with that very file. A different one, which held up to `step`, is kept as
+  /// Writes the configuration with every key and absolute paths, unless the run was started with
+  /// that file. A different older one, which was used up to `step`, is kept as
   /// configuration-<step>.toml.
   void write_configuration(int64_t step) const;
-  /// Whole or not at all; throws where it can't be.
+  /// Writes a file completely or not at all; throws if that fails.
   void write(const std::string& name, const std::string& text) const;
 
  private:

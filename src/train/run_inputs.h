@@ -9,11 +9,11 @@
 #include "data/sampler.h"
 #include "sherd/comm/world.h"
 
-// What a run begins with.
+// The inputs of a run.
 namespace sherd {
 
-/// The configuration with all that was left open: what a folder says of the model, and what a
-/// budget leaves to be decided. The same on all ranks. Collective.
+/// Returns the configuration with the model of model.from and the choices of a memory budget filled
+/// in. The same on all ranks. Collective.
 Configuration decided(const Configuration& configuration, const World& world);
 
 /// Throws unless all ranks have the same configuration: ranks that train differently would wait for

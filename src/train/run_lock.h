@@ -6,23 +6,23 @@
 
 namespace sherd {
 
-/// Keeps a second run out of a folder: a lock of the system on its file run.lock, which says who
-/// has it. It ends with the process, however that ends.
+/// A lock that keeps a second run out of a folder: the operating system's lock on the file
+/// run.lock, which names its owner. It ends with the process, however that ends.
 class RunLock {
  public:
   struct Options {
-    /// A run that was killed just now may still be ending.
+    /// Time to wait for the lock: a run that was just killed may still be ending.
     std::chrono::milliseconds patience{2000};
     int (*lock)(int file, int operation) = nullptr;  ///< for tests; null: flock
   };
-  /// Throws, naming host, process and since when, where another run has the lock.
+  /// Throws, naming host, process and start time, if another run has the lock.
   explicit RunLock(const std::string& folder) : RunLock(folder, Options()) {}
   RunLock(const std::string& folder, const Options& options);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  /// Why there is no lock, in words, where the file system has none; else empty.
+  /// Returns the reason why there is no lock, if the file system has none; otherwise empty.
   const std::string& missing() const { return missing_; }
 
  private:

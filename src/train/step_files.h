@@ -13,19 +13,19 @@
 
 namespace sherd {
 
-/// The steps of a run, which the first rank also writes down: metrics.jsonl and, where asked for,
-/// TensorBoard's events.
+/// The metrics of a run's steps. The first rank also writes them to metrics.jsonl and, if
+/// configured, to TensorBoard's event file.
 class StepFiles {
  public:
-  /// `results`: null on all ranks but the first. Steps up to `step`, which the run goes on from,
-  /// are kept there; the configuration is written, too.
+  /// `results`: null on all ranks but the first. Keeps the steps up to `step`, from which the run
+  /// continues, and writes the configuration.
   StepFiles(const Results* results, const TrainSection& train, int64_t step);
 
   const std::vector<StepMetrics>& steps() const { return steps_; }
   void add(const StepMetrics& metrics);
-  /// Of the last step.
+  /// Adds the validation loss of the last step.
   void add_validation(double loss);
-  /// What is wrong with what an earlier run has written, in words; else empty.
+  /// Returns a warning if files of an earlier run could not be read; otherwise empty.
   const std::string& warning() const { return warning_; }
 
  private:

@@ -13,17 +13,17 @@
 
 namespace sherd {
 
-/// The losses and norms of the latest steps, which stay on the device until somebody reads them:
+/// The losses and norms of the latest steps. They stay on the device until take() is called;
 /// nothing waits for the device before.
 class StepLog {
  public:
   static constexpr int64_t kMost = 1024;  ///< steps that it holds
 
   explicit StepLog(const World& world);
-  /// Before a step is begun.
+  /// To be called before a step.
   void begin();
-  /// After it. `loss`: the sum over this rank's targets, `norm` that of the gradients; one element
-  /// each, on the device. `targets` and `tokens` are those of all ranks.
+  /// Adds a step. `loss`: the sum over this rank's targets; `norm`: the norm of the gradients; one
+  /// element each, on the device. `targets` and `tokens` are those of all ranks.
   void add(
       const StepMetrics& known,
       const at::Tensor& loss,
@@ -32,8 +32,8 @@ class StepLog {
       int64_t tokens);
   bool empty() const { return steps_.empty(); }
   bool full() const { return std::ssize(steps_) == kMost; }
-  /// The steps since the last call; their times are the mean over them. Collective; waits for the
-  /// device.
+  /// Returns the steps since the last call; their times are means over these steps. Collective;
+  /// waits for the device.
   std::vector<StepMetrics> take();
 
  private:
@@ -49,9 +49,9 @@ class StepLog {
   std::chrono::steady_clock::time_point begin_;
 };
 
-/// Numbers that all ranks have to know at the same step. On CPUs they are this step's. On a GPU
-/// they are those of the step before, which the device has finished or soon will: the host never
-/// waits for work that it has only just enqueued.
+/// Requests of single ranks that all ranks must learn of at the same step. On CPUs they are those
+/// of this step; on a GPU those of the step before, so that the host never waits for work that it
+/// has just enqueued.
 class SharedWishes {
  public:
   explicit SharedWishes(const World& world);
@@ -59,9 +59,9 @@ class SharedWishes {
     int64_t stop = 0;  ///< ranks that were asked to stop
     int64_t busy = 0;  ///< ranks that are still writing a checkpoint
   };
-  /// Takes this rank's and returns the sums over all ranks. Collective.
+  /// Adds this rank's requests and returns the sums over all ranks. Collective.
   Wishes exchange(const Wishes& mine);
-  /// How many steps late they are known.
+  /// Returns by how many steps the sums are late.
   int64_t delay() const { return delay_; }
 
  private:

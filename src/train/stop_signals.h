@@ -6,8 +6,8 @@
 
 namespace sherd {
 
-/// While it lives, SIGINT, SIGTERM and SIGUSR1 (which mpirun hands on) ask for an end instead of
-/// making one; another request (see StopRequests) makes it.
+/// A scope in which SIGINT, SIGTERM and SIGUSR1 (which mpirun passes on) only request a stop;
+/// another request (see StopRequests) ends the process.
 class StopSignals {
  public:
   StopSignals();
@@ -15,7 +15,7 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// The signal that came, or 0.
+  /// Returns the signal that arrived, or 0.
   int asked() const;
 
  private:

@@ -83,7 +83,7 @@ TEST_F(CheckpointDamage, AFileIsMissing) {
        {kModel, kFirst, "tensors.json", "checksums.bin", "config.json", "state.json",
         "model.safetensors.index.json"}) {
     fs::rename(in(name), in("away"));
-    expect("is no whole checkpoint");
+    expect("is not a complete checkpoint");
     expect(name);
     EXPECT_TRUE(find_checkpoints(place_.path()).empty()) << name;
     fs::rename(in("away"), in(name));
@@ -183,7 +183,7 @@ TEST_F(CheckpointDamage, TheStateIsOfAnotherVersionOrNamesOtherFiles) {
   edit_state([](Json& state) { state["version"] = 1, state["ranks"] = 2; });
   expect("checksums-0.json is missing");
   edit_state([](Json& state) { state["version"] = 2, state["files"]["../x"] = 3; });
-  expect("is no file of this folder");
+  expect("is not a file of this folder");
 }
 
 TEST_F(CheckpointDamage, ItWasSavedWithoutAnOptimizer) {

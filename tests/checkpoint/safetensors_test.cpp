@@ -69,11 +69,11 @@ TEST(Safetensors, DamagedHeadersAreRefusedWithWhatIsWrong) {
   expect_refusal("", "it has 0 bytes");
   expect_refusal(file_of(fine, 8).substr(0, 20), "its header should have");
   expect_refusal(std::string(8, '\xff') + "{}", "its header should have");
-  expect_refusal(file_of("{\"a\":", 0), "no JSON");
-  expect_refusal(file_of("[]", 0), "no JSON object");
+  expect_refusal(file_of("{\"a\":", 0), "not JSON");
+  expect_refusal(file_of("[]", 0), "not a JSON object");
   expect_refusal(file_of(fine, 9), "its data has 9 bytes, of which the tensors take 8");
   expect_refusal(file_of(fine, 7), "does not lie within");
-  expect_refusal(file_of(R"({"a":3})", 0), "is no object");
+  expect_refusal(file_of(R"({"a":3})", 0), "is not an object");
   expect_refusal(file_of(R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8), "has no dtype");
   expect_refusal(file_of(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8), "'F33'");
   expect_refusal(file_of(R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8), "no list of shape");
@@ -102,7 +102,7 @@ TEST(Safetensors, DamagedHeadersAreRefusedWithWhatIsWrong) {
           R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
           4),
       "two tensors 'a'");
-  expect_refusal(file_of(R"({"__metadata__":{"a":3}})", 0), "is no string");
+  expect_refusal(file_of(R"({"__metadata__":{"a":3}})", 0), "is not a string");
 }
 
 /// Whatever the bytes are, the parser answers or refuses.

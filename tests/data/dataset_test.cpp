@@ -98,10 +98,12 @@ std::string error_of(const std::function<void()>& action) {
 TEST_F(DatasetTest, ImagesThatDoNotFitAreRefused) {
   const std::string tokens{1, 9, 9, 9, 9, 2};
   EXPECT_NE(
-      error_of([&] { make(tokens, pixels(0) + "x"); }).find("no number of images of 12 bytes"),
+      error_of([&] {
+        make(tokens, pixels(0) + "x");
+      }).find("not a multiple of an image's 12 bytes"),
       std::string::npos);
   EXPECT_NE(
-      error_of([&] { make(tokens, pixels(0) + pixels(1)); }).find("must stand 8 times"),
+      error_of([&] { make(tokens, pixels(0) + pixels(1)); }).find("must occur 8 times"),
       std::string::npos);
 }
 

@@ -122,7 +122,7 @@ TEST_F(TokenizeTest, TextsThatAreNotThereAreRefused) {
   expect_refused(options({}), {"no texts"});
   expect_refused(options({fine, folder_.file("none.txt")}), {"none.txt", "can't be opened"});
   expect_refused(options({fine, file("empty.txt", "")}), {"empty.txt", "is empty"});
-  expect_refused(options({folder_.path()}), {"no regular file"});
+  expect_refused(options({folder_.path()}), {"not a regular file"});
 }
 
 TEST_F(TokenizeTest, OptionsThatMakeNoSenseAreRefused) {
@@ -139,7 +139,7 @@ TEST_F(TokenizeTest, OptionsThatMakeNoSenseAreRefused) {
   given.tokenizer = folder_.file("none.json");
   expect_refused(given, {"none.json", "can't be opened"});
   given.tokenizer = text;
-  expect_refused(given, {"a.txt", "no JSON"});
+  expect_refused(given, {"a.txt", "not JSON"});
 }
 
 TEST_F(TokenizeTest, PlacesThatCannotBeWrittenToAreRefused) {
@@ -150,7 +150,7 @@ TEST_F(TokenizeTest, PlacesThatCannotBeWrittenToAreRefused) {
   given.out = folder_.file("none/tokens.bin");
   expect_refused(given, {"none/tokens.bin", "no folder"});
   given.out = folder_.path();
-  expect_refused(given, {"no regular file"});
+  expect_refused(given, {"not a regular file"});
   given.out = folder_.path() + "/./a.txt";
   expect_refused(given, {"a.txt", "one of the texts"});
   given.tokenizer = file("t.json", bytes_of(kLlama3));

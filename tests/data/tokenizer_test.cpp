@@ -134,10 +134,10 @@ TEST(Tokenizer, NumbersMayHaveHolesAndBeLarge) {
 }
 
 TEST(Tokenizer, WhatIsNoTokenizerIsRefused) {
-  expect_words(refusal(""), {"t.json", "no JSON"});
-  expect_words(refusal("{\"version\": \"1.0\", "), {"t.json", "no JSON"});
-  expect_words(refusal("\xff\xfe"), {"no JSON"});
-  expect_words(refusal("[1, 2]"), {"no JSON object"});
+  expect_words(refusal(""), {"t.json", "not JSON"});
+  expect_words(refusal("{\"version\": \"1.0\", "), {"t.json", "not JSON"});
+  expect_words(refusal("\xff\xfe"), {"not JSON"});
+  expect_words(refusal("[1, 2]"), {"not a JSON object"});
   expect_words(refusal("{}"), {"no 'model'", "tokenizer_config.json"});
   expect_words(refusal(std::string(1 << 20, '[')), {"t.json", "in each other"});
   std::string deep;

@@ -57,27 +57,38 @@ struct LoadedState {
 
 /// Writes a checkpoint folder: the model in the format of Hugging Face (model-*.safetensors, an
 /// index, and `texts`), the main weights (master weights) if their dtype differs, and the
-/// optimizer's state unless `optimizer` is null. Each rank writes its own shards; registered
-/// buffers, such as running means, are those of rank 0, in their own dtype.
+/// optimizer's state unless `optimizer` is null. Each rank writes its own shards (replicas share
+/// the work), so all ranks must see the same file system. Registered buffers, such as running
+/// means, are those of rank 0, in their own dtype.
 ///
 /// Everything is written to `<folder>.part`, which replaces the folder at the end, so an error or a
-/// crash leaves the old folder as it was. On file systems that can't exchange two names, the folder
-/// has another name for a moment (`.part` or `.old`); load() and find_checkpoints() look there too.
-/// Collective; blocks. Call it between steps. An error throws on all ranks and names the file;
-/// training can continue.
+/// crash leaves the old folder as it was; both need room on the disk meanwhile. On file systems
+/// that can't exchange two names, the folder has another name for a moment (`.part` or `.old`);
+/// load() and find_checkpoints() look there too.
+///
+/// Collective; blocks until the checkpoint is on the disk, and waits for the device. Call it
+/// between steps: throws during a pass, in the middle of a step, and if parameters have no values.
+/// An error in preparing or writing throws on all ranks and names the file or parameter; `.part` is
+/// then removed if possible, and training can continue.
 SHERD_API void save(
     ModuleRef model,
     const AdamW* optimizer,
     const std::string& folder,
     const SaveOptions& options = {});
 
-/// Loads a checkpoint into a sharded model and its optimizer. The number of ranks, the strategy and
-/// the precision may differ from those of the save. Every rank gets the buffers of the saving rank
-/// 0. If `optimizer` is null, its state is not loaded. All data is checked against its checksums.
-/// Collective; blocks. Call it between steps. Throws if a tensor is missing, has another shape or
-/// is not used by the model, if data is damaged, and if `optimizer` is given but the checkpoint has
-/// no optimizer state. An error throws on all ranks and names the tensor; the model is then partly
-/// loaded.
+/// Loads a checkpoint into a sharded model and its optimizer, and publishes the weights: the next
+/// pass computes with them. The number of ranks, the strategy and the precision may differ from
+/// those of the save; parameters on the meta device need no initialise() before. Every rank gets
+/// the buffers of the saving rank 0. If `optimizer` is null, its state is not loaded. Each rank
+/// reads its own elements only and checks them against their checksums. Returns the numbers of
+/// state.json.
+///
+/// Collective; blocks, and waits for the device. Call it after an update: drops gradients that wait
+/// for one, and throws during a pass and in the middle of a step. Throws also if a tensor is
+/// missing, has another shape or is not used by the model, if data is damaged, and if `optimizer`
+/// is given but the checkpoint has no optimizer state. Such an error throws on all ranks and names
+/// the tensor. Model and optimizer are then partly loaded, and the weights are not published: load
+/// again before you train.
 SHERD_API LoadedState
 load(ModuleRef model, AdamW* optimizer, const std::string& folder, const LoadOptions& options = {});
 
@@ -89,11 +100,13 @@ using ReadElements =
 /// A function that throws if a named tensor can't be read.
 using CheckTensor = std::function<void(const std::string& tensor)>;
 
-/// Loads the parameters of a sharded model from another source, such as files in another format:
-/// `read` is called on each rank for its own elements only. `check`, unless empty, is called on
-/// each rank for every tensor that it reads, before any rank changes the model. Optimizer and
-/// buffers do not change. Collective; blocks. If one of them throws on one rank, it throws on all;
-/// after an error of `read` the model is partly loaded.
+/// Loads the parameters of a sharded model from another source, such as files in another format,
+/// and publishes them: `read` is called on each rank for its own elements only, at most 2^20 at a
+/// time. `check`, unless empty, is called on each rank for every tensor that it reads, before any
+/// rank changes the model. Both run on a thread of their own. Optimizer and buffers do not change.
+/// Collective; blocks. Call it when load() may be called. If one of them throws on one rank,
+/// load_elements() throws on all; after an error of `check` the model is as before, after one of
+/// `read` it is partly loaded.
 SHERD_API void load_elements(
     ModuleRef model,
     const SlicesOf& slices,
@@ -116,43 +129,54 @@ inline LoadedState load(
 
 /// Saves checkpoints while training goes on (asynchronous checkpointing): the state is copied to
 /// host memory during the next step, and a thread writes it from there. A training loop calls
-/// begin() after a step, before_update() before the next update, and advance() until it is done.
+/// begin() after an update, before_update() before each following update, and advance(), at the
+/// same steps on all ranks, until it returns true.
+///
+/// One thread at a time may use it. The model must outlive the save.
 class SHERD_API BackgroundSave {
  public:
   BackgroundSave();
-  /// Blocks until this rank's thread has finished the current stage; does not complete the save.
-  /// Call finish() on all ranks before.
+  /// Blocks until this rank's thread has finished the current stage. A save that is under way is
+  /// not completed and leaves `<folder>.part`: call finish() on all ranks before.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
   /// Allocates the host memory for the copies now rather than in the first begin(), and returns its
-  /// bytes on this rank; pinned memory if the model is on a GPU. Throws while a save is under way.
+  /// bytes on this rank; pinned memory if the model is on a GPU. It is kept and used for one save
+  /// after another. Not collective. Throws while a save is under way.
   int64_t reserve(ModuleRef model, const AdamW* optimizer);
-  /// Begins to save, as save() does. Call it between steps. Collective; blocks until work that is
-  /// under way is done and the ranks agree, but on a GPU not for the copies, which run on a stream
-  /// of their own. Throws if the save before is not finished.
+  /// Begins to save the present state, as save() does. Collective. Blocks until the model's
+  /// communication and the optimizer's last step are done and rank 0 has made the folder. On a GPU
+  /// the copies run on a stream of their own after the work of the current stream, and buffers are
+  /// copied on the current stream; on CPU the copies are made before it returns. The next forward
+  /// may begin on return. Throws as save() does in preparing, and if the save before is not
+  /// finished; no save is under way then.
   void begin(
       ModuleRef model,
       const AdamW* optimizer,
       const std::string& folder,
       const SaveOptions& options = {});
-  /// Makes the current stream wait for the copies; the host does not wait. Call it before weights
-  /// or moments change.
+  /// Makes the current stream wait for the copies; the host does not wait. Call it before each
+  /// update (or StepGraph::replay) while a save is under way, with the update's stream as the
+  /// current one. No effect otherwise. Not collective.
   void before_update();
-  /// Returns whether a save has begun and is not finished.
+  /// Returns whether a save has begun and is not finished: the same on all ranks.
   bool under_way() const;
   /// Returns whether this rank has finished its part of the current stage, so that advance() would
-  /// not wait for it. True if no save is under way.
+  /// not wait for it. True if no save is under way. Ranks may differ: let them agree before some
+  /// call advance().
   bool idle() const;
-  /// Continues with the next stage: first all ranks write their parts, then rank 0 completes the
-  /// folder and puts it in place. Returns true when the save is finished, and at once, without
-  /// communication, if none is under way. Collective; blocks until every
-  /// rank's work for the current stage is done. Throws on all ranks if one has failed; the save is
-  /// then over.
+  /// Waits for the current stage and starts the next: first all ranks write their parts, then rank
+  /// 0 completes the folder and puts it in place. Returns true when the save is finished, and at
+  /// once, without communication, if none is under way. Collective; blocks until every rank's work
+  /// for the current stage is done; ranks that wait longer than WorldOptions::operation_timeout
+  /// throw, so look at idle() first. Throws on all ranks if one has failed to write: the save is
+  /// then over, `.part` is removed if possible, an older checkpoint of that name is untouched, and
+  /// training can continue.
   bool advance();
-  /// Completes the save; no effect if none is under way. Collective; blocks. Throws as advance()
-  /// does.
+  /// Calls advance() until the save is finished; no effect if none is under way. Collective; blocks
+  /// until the checkpoint is on the disk. Throws as advance() does.
   void finish();
 
  private:
@@ -165,8 +189,8 @@ class SHERD_API BackgroundSave {
 // None of these is collective: one rank calls them.
 
 /// Returns the complete checkpoints `step-<number>` in a folder with their paths, by ascending
-/// number. A checkpoint counts as complete if its state can be read and every file is there with
-/// its size; checksums are not compared. Returns none if the folder does not exist.
+/// number. A checkpoint is complete if its state can be read and every file is there with its size;
+/// checksums are not compared. Returns an empty list if the folder does not exist.
 SHERD_API std::vector<std::pair<int64_t, std::string>> find_checkpoints(const std::string& folder);
 /// Removes a folder with everything in it. Renames it to `….removed` first, so that a partly
 /// removed folder never looks like a checkpoint. No effect if it does not exist. Throws if a file

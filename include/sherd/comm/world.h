@@ -59,16 +59,20 @@ struct Emulation {
   int sms = 8;
 };
 
-/// All ranks of a run, and this one's index among them. A handle that is cheap to copy;
-/// destroying the last handle closes the world.
+/// All ranks of a run, and this one's index among them. A handle that is cheap to copy, held by
+/// meshes and models too; destroying the last handle closes the world (see close()).
 class SHERD_API World {
  public:
   /// Returns the world that mpirun, torchrun or srun started this process in, or a world of one
-  /// rank. Collective; blocks until all ranks have arrived. If some do not arrive in time, it
-  /// throws on all ranks that did and names the missing ones; if ranks disagree on the world's
-  /// size, it throws and names both sizes. Throws also if CPU ranks were not started by an MPI
-  /// launcher, if nccl is chosen without a GPU or with more ranks than GPUs on a machine, and if
-  /// the launcher's variables are missing or contradict each other.
+  /// rank. Collective; blocks until all ranks have arrived. May be called several times; each world
+  /// has communicators of its own. MPI can be started only once in a process: with MPI, a call
+  /// after the last world was closed throws.
+  ///
+  /// If some ranks do not arrive in time, it throws on all ranks that did and names the missing
+  /// ones; if ranks disagree on the world's size, it throws and names both sizes . Throws
+  /// c10::ValueError if CPU ranks were not started by an MPI launcher, if nccl is chosen without a
+  /// GPU or with more ranks than GPUs on a machine, and if the launcher's variables are missing or
+  /// contradict each other.
   static World from_environment(const WorldOptions& options = {});
   /// Returns one rank of a world without other processes; see Emulation. Not collective. Throws if
   /// rank, size or sms is out of range.
@@ -82,10 +86,10 @@ class SHERD_API World {
       const c10::intrusive_ptr<c10d::ProcessGroup>& group, const WorldOptions& options = {});
 
   /// Leaves all worlds of this process. Tells the other ranks, so that operations which this rank
-  /// will never join throw there and name it. With MPI it also blocks until the other ranks leave
-  /// too, at most operation_timeout (20 s after a failure), and finishes MPI, without which mpirun
-  /// would report a crash; MPI operations after it throw. Emulated worlds and process groups of the
-  /// caller are not affected.
+  /// will never join throw there and name it. With MPI it first completes the operations that this
+  /// rank has started, then blocks until the other ranks leave too, at most operation_timeout (20 s
+  /// after a failure), and finishes MPI, because otherwise mpirun would report a crash; MPI
+  /// operations after it throw. Emulated worlds and process groups of the caller are not affected.
   ///
   /// The destruction of the last World does the same, and so does std::exit(). Call it where a
   /// World may outlive its use: at the end of main, and after an error. May be called on any thread

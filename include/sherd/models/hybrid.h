@@ -32,7 +32,7 @@ struct HybridOptions {
 };
 
 /// Makes a model with layers of four kinds, each with its norm and residual connection, in the
-/// order of a pattern. Its units are as of a Llama, but of unequal size. Throws if the pattern is
+/// order of a pattern. Its units are those of a Llama, but differ in size. Throws if the pattern is
 /// empty or has other letters.
 SHERD_API std::shared_ptr<LanguageModel> make_hybrid(const HybridOptions& options);
 

@@ -35,12 +35,13 @@ struct Batch {
 struct UnitOperations {
   std::string unit;    ///< name of the module, as in named_modules(); empty: the model itself
   double forward = 0;  ///< operations of its forward for one token of a sequence
-  /// For units whose activations may be recomputed: the unit is, if the model recomputes more first
-  /// layers than this number, or all.
+  /// Index of the unit's layer, if its activations may be recomputed. They are if
+  /// LlamaOptions::recompute_layers is 0 or above this index.
   std::optional<int64_t> layer{};
 };
 
-/// A language model for the trainer. It knows nothing of sharding except which modules are units.
+/// The interface of language models that the trainer uses. A model knows nothing about sharding
+/// except which modules are units.
 class SHERD_API LanguageModel : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
@@ -52,11 +53,12 @@ class SHERD_API LanguageModel : public torch::nn::Module {
   /// Returns the modules to shard, inner ones first. The model itself, to be sharded last, is not
   /// among them.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> units() const = 0;
-  /// Returns the distribution of a parameter's initial values; nothing: its module's
+  /// Returns the distribution of a parameter's initial values, or nothing if its module's
   /// reset_parameters() sets them.
   virtual std::optional<InitialValues> initial_values(
       const std::string& name, at::IntArrayRef shape) const = 0;
-  /// Returns the tensors that a parameter is saved as; by default one tensor of its name.
+  /// Returns the slices of tensors that a parameter is stored as in checkpoints; by default one
+  /// tensor of its name.
   virtual std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const {
     return {{name, shape.vec(), {}}};
   }

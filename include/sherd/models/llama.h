@@ -35,7 +35,7 @@ struct LlamaOptions {
   bool tie_embeddings = false;            ///< the head uses the embedding's weight
   double init_std = 0.02;                 ///< standard deviation of initial weights
   Recompute recompute = Recompute::none;  ///< what is recomputed in the backward
-  int64_t recompute_layers = 0;           ///< number of first layers that are; 0: all
+  int64_t recompute_layers = 0;           ///< how many layers, from the first on; 0: all
   /// The config.json that these options were read from, if any. Its other entries (end-of-text
   /// tokens, longest sequence, …) are kept in the model's own config.json.
   std::string config{};
@@ -46,9 +46,10 @@ struct LlamaOptions {
   }
 };
 
-/// Makes a Llama: grouped-query attention, rotary embeddings, SwiGLU, RMSNorm. Its units are the
-/// layers and, unless embeddings are tied, the embedding, and the last norm with the head. Its
-/// checkpoints are Hugging Face LlamaForCausalLM folders.
+/// Makes a Llama: grouped-query attention, rotary embeddings, SwiGLU, RMSNorm. Build it under
+/// MetaDevice to allocate no memory before it is sharded. Its units are the layers and, unless
+/// embeddings are tied, the embedding, and the last norm with the head. Its checkpoints are Hugging
+/// Face LlamaForCausalLM folders.
 SHERD_API std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options);
 
 /// Reads the options of a Llama from the config.json of a Hugging Face folder (LlamaForCausalLM).

@@ -16,9 +16,9 @@ struct ExpertOptions {
   int64_t top_k = 2;       ///< experts for each token
   int64_t ffn = 704;       ///< width inside an expert
   int64_t shared_ffn = 0;  ///< width of an additional expert for all tokens; 0: none
-  /// Weight of the load-balancing loss, which is smallest if all experts of a layer get equally
-  /// many tokens of each sequence: then 1 per layer and token. It is computed within each sequence,
-  /// so it does not depend on the number of ranks.
+  /// Weight of the load-balancing loss. That loss is smallest, 1 per layer and token, if all
+  /// experts of a layer get equally many tokens of each sequence. It is computed within each
+  /// sequence, so it does not depend on the number of ranks.
   double balance = 0.01;
 };
 

@@ -19,13 +19,14 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 
 /// Returns `function(inputs)` without keeping what its backward needs, and runs the function again
 /// in the backward (activation checkpointing). It must do the same both times; random numbers and
-/// autocast are restored. Gradients reach the inputs and all that the function refers to. Without
+/// autocast are restored. Gradients reach the inputs and everything else that the function uses,
+/// such as parameters. Keeps the inputs, and the function itself, until the backward. Without
 /// GradMode the function is just called.
 ///
 /// Recomputes may be nested and may call units. Around or inside one unit, a recompute needs no
 /// further gather; around several, the units stay gathered from their recomputation until their own
-/// backward. Throws in a backward with `inputs` that names parameters, and if the function calls
-/// other units the second time.
+/// backward. The backward throws if it was given `inputs` (or autograd::grad) that name parameters,
+/// and if the function calls other units the second time.
 SHERD_API std::vector<at::Tensor> recompute_all(
     const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 

@@ -68,19 +68,24 @@ struct OptimizerBytes {
 /// change blocks until the device is done.
 class SHERD_API AdamW {
  public:
-  /// Allocates the moments and prepares the updates. `model` is a root: shard the whole model
-  /// before; anything else throws. Collective if it is the first use of the root. Does not keep the
-  /// model alive: step() throws if it is gone.
+  /// Allocates the moments of this rank's elements and prepares the updates. `model` is a root:
+  /// shard the whole model before. Throws for other modules, and for options out of range.
+  /// Collective if it is the first use of the root. Does not keep the model alive: step() throws if
+  /// it is gone.
   explicit AdamW(ModuleRef model, const AdamWOptions& options = {});
   ~AdamW();
   AdamW(AdamW&&) noexcept;
   AdamW& operator=(AdamW&&) noexcept;
 
-  /// Updates the weights and publishes them: the next pass computes with them. Call it after the
-  /// step's last backward; throws before. Collective; on a GPU it runs on the current stream and
-  /// does not block. If a gradient is NaN or infinite, neither weights nor moments change; without
-  /// loss scaling this throws NotFiniteError, which names the parameter: on CPU here, on a GPU at
-  /// the end of a later step's last backward.
+  /// Clips the gradients, updates the weights and publishes them: the next pass computes with them.
+  /// Call it after the step's last backward. Collective. On a GPU it runs on the current stream and
+  /// does not block. Throws, and changes nothing, during a pass, if backward passes are missing,
+  /// and for tokens that are missing, unexpected or negative.
+  ///
+  /// If a gradient is NaN or infinite, neither weights nor moments change, and the step ends
+  /// without an update; without loss scaling this throws NotFiniteError, which names the parameter:
+  /// on CPU here, on a GPU at the end of a later step's last backward. Training can continue after
+  /// it.
   void step(const StepOptions& options = {});
 
   /// Sets the learning rate for the following steps, and for replays of a captured one. Takes
@@ -88,9 +93,11 @@ class SHERD_API AdamW {
   /// Throws if it is negative.
   void set_lr(double lr);
   /// Sets this rank's tokens for the next replay of a captured step (StepGraph) with
-  /// Loss::per_token, in place of those that step() was given in the capture.
+  /// Loss::per_token, in place of those that step() was given in the capture. Takes effect on the
+  /// current stream; does not block. Throws if they are negative.
   void set_tokens(int64_t tokens);
   /// Returns the loss times the loss scale, to call backward() on; without loss scaling, the loss.
+  /// Does not block.
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Each of these four blocks until the steps enqueued so far are done. Not collective.
@@ -123,7 +130,9 @@ class SHERD_API AdamW {
   };
   /// Returns the state. Blocks until the steps enqueued so far are done.
   Progress progress() const;
-  /// Sets the state; use the same on all ranks. A loss scale of 0 leaves the current one.
+  /// Sets the state, between steps; use the same on all ranks. A loss scale of 0 leaves the current
+  /// one. If `missed` changes, a captured step must be captured again. Throws, and changes nothing,
+  /// for negative numbers.
   void set_progress(const Progress& progress);
   /// Returns what is allocated for the optimizer on this rank. sherd::allocated_bytes has the
   /// model's.

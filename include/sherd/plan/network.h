@@ -56,8 +56,8 @@ struct Network {
 };
 
 /// Returns the bytes that each of `ranks` sends in a collective, by the ring algorithms. `bytes` is
-/// the size of the full buffer: the output of an all-gather, the input of a reduction, and the
-/// message itself for the others.
+/// the size of the full buffer: the output of an all-gather, the input of a reduction, the message
+/// of any other operation.
 SHERD_API int64_t wire_bytes(Collective collective, int64_t bytes, int64_t ranks);
 
 /// Returns the seconds that a collective takes on a link: the latency plus wire_bytes() divided by

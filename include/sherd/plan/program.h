@@ -98,8 +98,9 @@ SHERD_API const char* to_text(Action action);
 /// The index that means none.
 inline constexpr int32_t kNone = -1;
 
-/// One instruction. It starts when the instruction before it on its stream is done, and the events
-/// it waits for have happened: each event as it was last signalled by an instruction issued before.
+/// One instruction. It starts when the instruction before it on its stream is done and the events
+/// that it waits for have happened. An event counts as it was last signalled by an instruction that
+/// was issued earlier.
 struct Instruction {
   Action action{};
   Stream stream{};
@@ -198,7 +199,8 @@ struct ProgramBytes {
   int64_t bound = 0;  ///< most bytes of slots in use at once: no arena can be smaller
   /// Returns the bytes between steps, without the arena.
   int64_t rest() const { return model_weights + main_weights + main_gradients; }
-  /// Returns the bytes at most, arena included; without activations and optimizer state.
+  /// Returns the largest number of bytes, arena included; activations and optimizer state are not
+  /// counted.
   int64_t peak() const { return rest() + arena; }
 };
 
@@ -230,7 +232,7 @@ class SHERD_API Program {
   struct RebuildHints {
     /// Order of calls in passes without a backward, if it differs.
     std::optional<CallOrder> evaluation{};
-    /// Program whose addresses are kept, with the same units; may be null. build() throws
+    /// Program with the same units whose addresses are kept; null: none. build() throws
     /// std::runtime_error, naming the units, if they can't be kept.
     const Program* before = nullptr;
   };

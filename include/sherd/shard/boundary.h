@@ -57,25 +57,29 @@ class SHERD_API UnitCall {
 /// gathers of the next units, and sets autocast to the unit's Precision::autocast. On CUDA, work
 /// that is enqueued on the current stream after this call finds the full parameters; on CPU they
 /// are there on return. For the root this is collective: every rank calls the root or
-/// sherd::idle_pass. Throws if a unit is called outside its root, or in a backward without
-/// sherd::recompute.
+/// sherd::idle_pass. Throws if a unit is called outside its root, in a backward without
+/// sherd::recompute, while parameters have no values, if main weights were written but not
+/// published, and on all ranks if they begin different passes. After an error the pass is over (see
+/// abandon()).
 SHERD_API UnitCall before_forward(ModuleRef module);
 /// Ends the call: releases (reshards) the parameters unless the unit stays gathered, restores
 /// autocast, and hooks the outputs, so that before_backward() is called when a gradient reaches one
 /// of them. `outputs` are all tensors that the forward returns. Throws if the unit is not the one
-/// that was entered last.
+/// that was entered last; then call abandon().
 SHERD_API void after_forward(UnitCall& call, std::span<const at::Tensor> outputs);
 /// Gathers the parameters again and provides the buffer for the unit's full gradients. The hooks of
 /// after_forward() call it, on autograd's thread; repeated calls have no effect. Throws outside a
-/// backward that autograd runs, and if the weights have changed since the forward.
+/// backward that autograd runs, if the weights have changed since the forward, and if the step has
+/// all its backward passes.
 SHERD_API void before_backward(const UnitCall& call);
 /// Starts the reduction (reduce-scatter or all-reduce) of the gradients of this call, and of the
 /// calls whose backward comes before it. All of these gradients must have arrived. Optional: the
 /// next unit's before_backward() or the end of the backward has the same effect.
 SHERD_API void after_backward(const UnitCall& call);
-/// Ends the call after its forward has thrown; call it instead of after_forward(). Releases all
-/// units of the model and restores autocast. In the next pass the ranks compare how far they came,
-/// and all throw if they differ.
+/// Ends the call after its forward has thrown; call it instead of after_forward(). Ends the pass,
+/// releases all units of the model and restores autocast; does not wait for other ranks. In the
+/// next pass the ranks compare how many collectives they have started, and all throw if they
+/// differ.
 SHERD_API void abandon(UnitCall& call) noexcept;
 
 }  // namespace sherd

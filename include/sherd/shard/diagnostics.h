@@ -17,10 +17,10 @@ namespace sherd {
 
 /// Settings of the gradient watch, which checks each parameter's gradient in each micro-batch, on
 /// the device, after the reduction. It is on by default and never waits for the device. All ranks
-/// report a finding together: AdamW on CPU in the step that has it, everything else at the end of
-/// a later step's last backward (whose gradients are complete). A gradient that is NaN or infinite
-/// throws NotFiniteError, unless AdamW scales the loss and skips such steps itself; a gradient that
-/// explodes is a warning on rank 0.
+/// report a finding at the same point: on CPU, AdamW::step() of the step that has it; otherwise the
+/// end of a later step's last backward, whose own gradients are complete. A gradient that is NaN or
+/// infinite throws NotFiniteError, unless AdamW scales the loss and skips such steps itself; a
+/// gradient that explodes is a warning on rank 0.
 struct WatchOptions {
   bool enabled = true;  ///< false turns the watch off
   /// Also checks each rank's own gradients before the reduction, so that a finding names the rank.
@@ -44,8 +44,8 @@ struct SHERD_API Finding {
 };
 
 /// The error for gradients that are NaN or infinite, thrown on all ranks unless AdamW scales the
-/// loss. sherd::AdamW has changed neither weights nor moments in the step that had them. An
-/// optimizer of torch has used them: it does not check.
+/// loss. sherd::AdamW has changed neither weights nor moments in the step that had them; torch's
+/// optimizers do not check and have used them. Training can continue: nothing is left half done.
 class SHERD_API NotFiniteError : public c10::Error {
  public:
   NotFiniteError(c10::SourceLocation where, std::string text, std::vector<Finding> findings)
@@ -102,19 +102,21 @@ SHERD_API ModelBytes allocated_bytes(ModuleRef model);
 SHERD_API std::string symmetric_report(ModuleRef model);
 
 /// Sets how gradients are watched from the next step on. Call it between steps, on all ranks with
-/// the same options. Blocks until work that is under way is done. Throws in the middle of a step,
-/// after a StepGraph was captured, if `exploding` is neither 0 nor above 1, and if before_reduction
-/// is set without MemoryKind::planned.
+/// the same options, which are not compared. Sends nothing; blocks until the model's communication
+/// on this rank is done. Turning the watch off drops findings and mean norms; other changes keep
+/// them. Throws, and changes nothing, during a pass, in the middle of a step, after a StepGraph was
+/// captured, if `exploding` is neither 0 nor above 1, and if before_reduction is set without
+/// MemoryKind::planned.
 SHERD_API void watch(ModuleRef model, const WatchOptions& options = {});
-/// Returns what was found on all ranks since the last call or report, earliest first, and forgets
-/// it. Only the first 64 ranks with findings are asked. Call it between steps or before the update;
-/// throws in the middle of a step. Collective; blocks.
+/// Returns the findings of all ranks since the last call or report, earliest first, and forgets
+/// them. At most 64 ranks contribute: the first ones that have findings. Call it between steps or
+/// before the update; throws in the middle of a step. Collective; blocks, and waits for the device.
 SHERD_API std::vector<Finding> findings(ModuleRef model);
-/// Returns the norms of each parameter that was trainable when it was sharded. gradient_norm() and
+/// Returns the norms of each parameter that was trainable when it was sharded; gradient_norm() and
 /// AdamW::gradient_norm() return one norm over all. Call it between steps or before the update;
-/// throws in the middle of a step. Collective; blocks.
+/// throws in the middle of a step. Collective; blocks, and waits for the device.
 SHERD_API std::vector<ParameterNorms> norms(ModuleRef model);
-/// Returns the sizes of all groups, unit by unit.
+/// Returns the sizes of all groups, unit by unit. Not collective; does not block.
 SHERD_API std::vector<GroupReport> groups(ModuleRef model);
 /// Formats the sizes as a table with a line of totals.
 SHERD_API std::string to_text(const std::vector<GroupReport>& groups);

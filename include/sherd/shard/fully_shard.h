@@ -48,10 +48,14 @@ namespace sherd {
 /// sharded. A parameter that two units use belongs to the nearest unit around both. A parameter
 /// that is to be trained must require gradients now; it may be frozen later.
 ///
-/// Collective; blocks. All ranks shard the same modules in the same order and with the same
-/// options. Different modules throw here on all ranks, different options in the first pass. Also
-/// throws if the module is sharded already, if the mesh lacks an axis that the options name, and
-/// for parameters that can't be sharded (sparse, or made in inference mode).
+/// Collective; blocks. Allocates this rank's shards in place of the full parameters; the first use
+/// of the model allocates the main gradients and the arena.
+///
+/// All ranks shard the same modules in the same order and with the same options. Different modules
+/// throw here on all ranks, different options in the first pass. Also throws if the module is
+/// sharded already, if the mesh lacks an axis that the options name, and for parameters that can't
+/// be sharded (sparse, made in inference mode, trainable integers). After an error build the model
+/// anew.
 SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options = {});
 /// The same for the root, with options that hold for the whole model:
 ///
@@ -64,25 +68,37 @@ SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options, const R
 // ---- the step -----------------------------------------------------------------------------------
 
 // In all functions below `model` is a root; they throw for other modules. The first use of a root,
-// by any of them or by a forward, builds the program and opens communicators. It is collective,
-// even if the function itself is not: all ranks must make it at the same point.
+// by any of them or by a forward, builds the program, opens communicators and allocates memory. It
+// is collective and blocks, even if the function itself does not: all ranks must make it at the
+// same point.
+//
+// After an exception in a forward or backward, other than NotFiniteError, all units are released. A
+// failed backward also drops the step's gradients: begin again with the step's first micro-batch.
+// After a failed forward, run that forward again. The next pass first compares how many collectives
+// each rank has started; if they differ, it throws on all ranks, and the model can't continue.
 
 /// Sets the number of backward passes in a step (gradient accumulation; default 1). Their gradients
-/// are added up. Not collective, but set the same number on all ranks, between steps. A new number
-/// rebuilds the program. Throws if `count` is below 1, in the middle of a step, and after a
-/// StepGraph was captured.
+/// are added up: sharded ones are reduced after each pass, others after the last one only. Call it
+/// after an update, on all ranks with the same number; if the numbers differ, the next pass throws.
+/// A new number rebuilds the program, which blocks until the model's communication on this rank is
+/// done. Sends nothing, unless RootOptions::symmetric makes it register another arena (then it is
+/// collective). Throws if `count` is below 1, during a pass, if the step has gradients that wait
+/// for their update, and after a StepGraph was captured.
 ///
 /// A backward that reaches no parameter (autograd::grad with respect to an input, a model that is
 /// frozen completely) does not count; all ranks must run it alike.
 SHERD_API void micro_batches(ModuleRef model, int64_t count);
 /// Runs a pass without data: joins all collectives of the other ranks' pass and contributes zero
-/// gradients. Call it once for each forward and backward that the others run with data; under
-/// NoGradGuard, once for each forward. Collective; blocks. Throws during a pass, and if the step
-/// already has all its backward passes.
+/// gradients. One call replaces a forward and its backward; under NoGradGuard, a forward.
+/// Collective; blocks, possibly until the other ranks have ended their forward. On a GPU,
+/// communication may still be under way on return. Throws during a pass, if the step already has
+/// all its backward passes, and NotFiniteError where a backward would. An error in the middle ends
+/// the pass as an exception in a forward or backward does.
 SHERD_API void idle_pass(ModuleRef model);
-/// Blocks the host until all communication of the model on this rank is done. After a pass has
-/// thrown it returns at once, because that communication may never end; the next pass waits for it.
-/// Not collective.
+/// Blocks the host until all communication of the model on this rank is done; does not wait for the
+/// current stream. After a pass has thrown it returns at once, because that communication may never
+/// end; the next pass waits for it. Not collective. On CPU it throws if that communication has
+/// failed; on CUDA the next operation does.
 SHERD_API void finish(ModuleRef model);
 
 /// Returns the tensors to build a torch optimizer over: this rank's elements of the main weight
@@ -95,11 +111,13 @@ SHERD_API std::vector<at::Tensor> parameters(ModuleRef model);
 /// Returns the same tensors with the parameters' full names, in the same order on all ranks; a
 /// tensor is empty where this rank has no elements.
 SHERD_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(ModuleRef model);
-/// Makes the model compute with the changed main weights from the next pass on, and drops the
-/// gradients. Call it on all ranks after a torch optimizer's step(); sherd::step and AdamW::step
-/// include it. Sends nothing and does not block: the copy to the model weight runs on the current
-/// stream, and the next gathers wait for it. Not collective. Throws in the middle of a step, and
-/// with Loss::per_token if the gradients were not divided by tokens (use sherd::step).
+/// Makes the model compute with the changed main weights from the next pass on, drops the gradients
+/// and ends the step. Call it on all ranks after a torch optimizer's step(); sherd::step and
+/// AdamW::step include it. Sends nothing and does not block: the copy to the model weight runs on
+/// the current stream, and the next gathers wait for it. (In the first step it waits for that
+/// stream, to warn if no main weight has changed.) Not collective. Throws, and changes nothing,
+/// during a pass, in the middle of a step, and with Loss::per_token if the gradients were not
+/// divided by tokens (use sherd::step).
 SHERD_API void publish(ModuleRef model);
 
 /// Options of sherd::step, AdamW::step and gradient_norm.
@@ -108,46 +126,57 @@ struct StepOptions {
   /// any other loss.
   std::optional<int64_t> tokens{};
 };
-/// Updates the weights with a torch optimizer and publishes them. With Loss::per_token it first
-/// divides the gradients by the tokens of all ranks, which blocks. Collective. Throws if the
-/// optimizer holds module parameters or none of sherd::parameters(model), if backward passes are
-/// missing, and for tokens that are missing, unexpected or 0 on all ranks.
+/// Updates the weights: calls optimizer.step() and publish(). With Loss::per_token it first divides
+/// the gradients by the tokens of all ranks, which waits for the device; otherwise a GPU's work is
+/// only enqueued, on the current stream. Does not clip. Collective.
+///
+/// Throws, and changes nothing, if the optimizer holds module parameters or none of
+/// sherd::parameters(model), during a pass, if backward passes are missing, and for tokens that are
+/// missing, unexpected or 0 on all ranks. If optimizer.step() throws, what it has changed is not
+/// published.
 SHERD_API void step(
     ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions& options = {});
 
 /// Returns the L2 norm of the step's gradient over all parameters and ranks. Each element counts
 /// once: replicas are not counted twice, and ranks along an axis `ep` (expert parallelism) hold
-/// different elements. Call it after the step's last backward and before the update, with tokens
-/// as for step(). Collective; blocks. With AdamW use AdamW::gradient_norm, which costs nothing; the
-/// norms of single parameters are in norms() (diagnostics.h).
+/// different elements. Call it after the step's last backward and before the update, with tokens as
+/// for step(). Changes nothing. Collective; blocks, and waits for the device once for each
+/// parameter. Throws during a pass, if backward passes are missing, and for tokens that are missing
+/// or unexpected. With AdamW use AdamW::gradient_norm, which costs nothing; the norms of single
+/// parameters are in norms() (diagnostics.h).
 SHERD_API double gradient_norm(ModuleRef model, const StepOptions& options = {});
 
 // ---- looking inside -----------------------------------------------------------------------------
 
-/// Returns the step as data, to print, count or compare. The reference is valid until another
-/// program replaces it: when the units are called in another order, or the number of micro-batches
-/// changes.
+/// Returns the step as data, to print, count or compare. Before the first forward it is the program
+/// for the order in which the units were sharded. The reference is valid until another program
+/// replaces it, which happens in a pass that calls units in another order or under another
+/// recompute, and in micro_batches(). Copy it to keep it. Not collective; does not block.
 SHERD_API const Program& program(ModuleRef model);
 /// Returns copies of all main weights (master weights), in full, by name, on every rank's device:
-/// takes the memory of the whole model. Call it between passes. Collective; blocks.
+/// takes the memory of the whole model. Collective; blocks. Throws during a pass, and if parameters
+/// have no values.
 SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(ModuleRef model);
-/// Runs `edit` while the module's parameters have the values of their main weights (master
-/// weights), in full and in the main weights' dtype, then stores what it wrote in main and model
-/// weights. Parameters of units inside this one are not included. It must write the same on all
-/// ranks; if it throws, nothing changes. Call it between steps, when the parameters have values;
-/// throws otherwise. Collective; blocks.
+/// Runs `edit`, without recording gradients, while the unit's parameters have the values of their
+/// main weights (master weights), in full and in the main weights' dtype, then stores what it wrote
+/// in main and model weights; optimizer state does not change. Parameters of units inside this one
+/// are not included. `edit` must write the same on all ranks, which is not checked; if it throws,
+/// this rank's weights do not change. Takes memory for the unit's full parameters meanwhile.
+/// Collective; blocks. Throws if the module is not a unit, during a pass, if the step has gradients
+/// that wait for their update, and if parameters have no values.
 ///
 ///   sherd::edit_parameters(layer, [&] { layer->up->weight.mul_(0.5); });
 SHERD_API void edit_parameters(ModuleRef unit, const std::function<void()>& edit);
 
-/// Gathers the parameters of one unit in full, outside its calls, into memory of their own: they
-/// can be read until release(), the next pass or the next update. What is written to them is lost;
-/// use edit_parameters(). Units that are kept gathered are released, and gathered again in the next
-/// forward. Collective; blocks. Throws if the module is not a unit, during a pass, and if
-/// parameters have no values.
+/// Gathers (unshards) the parameters of one unit in full, outside its calls, into memory of their
+/// own: they can be read, in the compute dtype, until release(), the next pass or the next update.
+/// Do not write to them; use edit_parameters(). Units inside this one are not included. Units that
+/// are kept gathered are released, and gathered again in the next forward. Collective; blocks until
+/// the values are there. No effect if they are gathered already. Throws if the module is not a
+/// unit, during a pass, and if parameters of the model have no values.
 SHERD_API void gather(ModuleRef unit);
-/// Releases what gather() gathered, if anything. Not collective; does not block. Throws if the
-/// module is not a unit.
+/// Releases (reshards) what gather() gathered and frees its memory; no effect otherwise. Not
+/// collective; does not block. Throws if the module is not a unit.
 SHERD_API void release(ModuleRef unit);
 
 /// The buffer for a parameter's gradient, for custom autograd functions that write it themselves

@@ -59,20 +59,25 @@ struct InitialiseOptions {
 /// random numbers that depend on the seed and the module's name alone. The values are the same on
 /// every rank, for any number of ranks and any strategy.
 ///
-/// Call it on all ranks after fully_shard of the root. Not collective; blocks. Needs memory for one
-/// full unit at a time. Throws, naming the parameter, if its module has no known reset_parameters()
-/// or leaves elements unset, and if random values are asked for on a mesh with an axis `ep` of
-/// several ranks. Also throws during a pass. A forward throws while parameters have no values.
+/// Call it on all ranks after fully_shard of the root. Sends nothing; may wait for the device.
+/// Needs memory for one full unit at a time where reset_parameters() sets values. Throws, naming
+/// the parameter, if its module has no known reset_parameters() or leaves elements unset, and if
+/// random values are asked for on a mesh with an axis `ep` of several ranks; the units before that
+/// one then have their values. Also throws during a pass, and if the model is not sharded. A
+/// forward throws while parameters have no values.
 SHERD_API void initialise(ModuleRef model, const InitialiseOptions& options = {});
 
 namespace detail {
-/// Registers the function that resets modules of a type.
+/// Registers the function that resets modules of exactly this type; replaces an earlier one. Any
+/// thread.
 SHERD_API void register_reset(std::type_index type, std::function<void(torch::nn::Module&)> reset);
 }  // namespace detail
 
-/// Registers the reset_parameters() of a module type, if it has one, for initialise(). Returns
-/// true. SHERD_MODULE calls it; torch's Linear, Bilinear, Embedding, EmbeddingBag, LayerNorm,
-/// GroupNorm, BatchNorm and Conv modules are registered.
+/// Registers the reset_parameters() of a module implementation for initialise(); does nothing if it
+/// has none. Always returns true, so that it can initialise a static variable. It serves exactly
+/// this type: derived types need a call of their own. SHERD_MODULE calls it, and torch's Linear,
+/// Bilinear, Embedding, EmbeddingBag, LayerNorm, GroupNorm, BatchNorm and Conv modules are
+/// registered, so call it only for other modules that are declared with TORCH_MODULE. Any thread.
 template <class Impl>
 bool register_reset() {
   if constexpr (requires(Impl & module) { module.reset_parameters(); }) {

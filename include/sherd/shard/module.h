@@ -162,9 +162,10 @@ decltype(auto) forward(M& module, const Crossing& crossing, Args&&... args) {
 }  // namespace detail
 
 /// Calls a module's forward through the unit's boundary, as the holders of SHERD_MODULE do: gathers
-/// the parameters before and releases them after. Arguments that are floating-point tensors are
-/// cast to the unit's compute dtype; tensors inside containers and structs are not. A module that
-/// is not a unit is just called.
+/// the parameters before and releases them after (before_forward() and after_forward() in
+/// boundary.h, with their errors). Arguments that are floating-point tensors are cast to the unit's
+/// compute dtype; tensors inside containers and structs are not. If the forward throws, the pass is
+/// abandoned and the exception passed on. A module that is not a unit is just called.
 template <std::derived_from<torch::nn::Module> M, class... Args>
 auto call(M& module, Args&&... args)
     -> decltype(std::declval<M&>().forward(std::forward<Args>(args)...)) {

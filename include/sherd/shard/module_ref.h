@@ -12,8 +12,8 @@ namespace sherd {
 
 /// An argument that is a module: made from a torch::nn::Module, a std::shared_ptr to one, or a
 /// holder (TORCH_MODULE, SHERD_MODULE, Sequential). Null pointers and empty holders throw. A const
-/// module is accepted as well: functions that take one change its parameters all the same, as an
-/// optimizer does. Not meant to be stored.
+/// module is accepted as well, although the functions change its parameters, as an optimizer does.
+/// Not meant to be stored.
 class ModuleRef {
  public:
   ModuleRef(const torch::nn::Module& module)  // NOLINT(google-explicit-constructor)

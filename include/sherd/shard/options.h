@@ -81,8 +81,8 @@ struct RootOptions {
   /// (symmetric memory). Needs NCCL and MemoryKind::planned; the model's first use throws
   /// otherwise.
   bool symmetric = false;
-  /// Most bytes of weights, gradients and arena together on this rank; the model's first use throws
-  /// if it needs more. The optimizer's state and activations are not counted. 0: no limit.
+  /// Limit in bytes for weights, gradients and arena together on this rank; the model's first use
+  /// throws if it needs more. The optimizer's state and activations are not counted. 0: no limit.
   int64_t budget = 0;
 };
 

@@ -39,10 +39,10 @@ struct SHERD_API Precision {
 
 /// The resolved dtypes of one parameter's roles.
 struct RoleDtypes {
-  c10::ScalarType model{};     ///< of the model weight: Precision::compute
-  c10::ScalarType main{};      ///< of the main weight
-  c10::ScalarType gradient{};  ///< of the main gradient
-  c10::ScalarType reduce{};    ///< of gradients in a reduction
+  c10::ScalarType model{};     ///< dtype of the model weight (Precision::compute)
+  c10::ScalarType main{};      ///< dtype of the main weight
+  c10::ScalarType gradient{};  ///< dtype of the main gradient
+  c10::ScalarType reduce{};    ///< dtype of gradients in a reduction
   friend bool operator==(const RoleDtypes&, const RoleDtypes&) = default;
 };
 

@@ -41,7 +41,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tok
     if (token.single_word && !letter_) {
       letter_.emplace(
           "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}]", Pattern::Syntax::pcre,
-          "the letters that a single_word has none of beside it");
+          "the letters that may not be next to a single_word token");
     }
   }
 }

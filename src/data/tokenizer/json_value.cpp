@@ -93,7 +93,7 @@ JsonValue::Json parse_tokenizer_json(const std::string& path, std::string_view t
   auto parsed = parse_json<JsonValue::Json>(text, {kDeepestNesting, kMostValues});
   using Problem = ParsedJson<JsonValue::Json>::Problem;
   TORCH_CHECK_VALUE(
-      parsed.problem != Problem::not_json, "[tokenizer] ", path, " is no JSON (",
+      parsed.problem != Problem::not_json, "[tokenizer] ", path, " is not JSON (",
       shortened(parsed.parser_message, 200), "): give the tokenizer.json of a model");
   TORCH_CHECK_VALUE(
       parsed.problem == Problem::none, "[tokenizer] ", path, " has more ",

@@ -31,7 +31,7 @@ void check_out(const TokenizeOptions& options) {
       ": there is no folder ", folder, ": create it first");
   TORCH_CHECK_VALUE(
       stat(out.c_str(), &about) != 0 || S_ISREG(about.st_mode), "[tokenize] out = ", out,
-      " is there and is no regular file: choose another name");
+      " exists and is not a regular file: choose another name");
   TORCH_CHECK_VALUE(
       !same_file(out, options.tokenizer), "[tokenize] out = ", out,
       " is the tokenizer: choose another name");

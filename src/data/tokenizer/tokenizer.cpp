@@ -60,7 +60,7 @@ void Tokenizer::encode(std::string_view text, const std::string& name, const Sin
   const auto invalid = first_invalid_utf8(text);
   TORCH_CHECK_VALUE(
       !invalid, "[tokenizer] ", name, ": byte ", invalid.value_or(0),
-      " is no UTF-8: convert the text, or leave out what is no text");
+      " is not UTF-8: convert the text, or leave out files that are not text");
   std::vector<uint32_t> tokens;
   const auto add = [&](uint32_t token) { tokens.push_back(token); };
   const PreTokenizer::Sink piece = [&](std::string_view bytes) {

@@ -89,7 +89,7 @@ TokenizerFile parse_tokenizer(const std::string& path, std::string_view json) {
   const JsonValue file(path, "", parsed);
   TORCH_CHECK_VALUE(
       parsed.is_object(), "[tokenizer] ", path,
-      " is no JSON object: give the tokenizer.json of a model");
+      " is not a JSON object: give the tokenizer.json of a model");
   file.require_only(
       {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
        "post_processor", "decoder", "model"});

@@ -22,13 +22,13 @@ struct AttentionOptions {
 
 AttentionOptions attention_of(const LlamaOptions& options);
 
-/// Queries in groups that share their keys and values.
+/// Grouped-query attention.
 struct AttentionImpl : torch::nn::Module {
   explicit AttentionImpl(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x_BSD);
-  /// {x, what attention makes of its norm}.
+  /// Returns {x, attention(norm(x))}.
   std::tuple<at::Tensor, at::Tensor> normed(const at::Tensor& x_BSD, const RmsNorm& norm);
-  /// Of one token's forward.
+  /// Returns the operations of one token's forward.
   double flops_per_token(int64_t seq) const;
 
   Linear qkv{nullptr};  ///< rows of the queries, then the keys, then the values

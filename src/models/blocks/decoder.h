@@ -18,9 +18,9 @@ namespace sherd {
 /// A layer of a decoder, and a unit.
 struct Layer : torch::nn::Module {
   using torch::nn::Module::Module;
-  /// What x_BSD becomes and, of a layer with experts, the sum of their balance loss.
+  /// Returns the next x_BSD and, for a layer with experts, the sum of their balance loss.
   virtual std::vector<at::Tensor> forward(const at::Tensor& x_BSD) = 0;
-  /// Of one token's forward.
+  /// Returns the operations of one token's forward.
   virtual double flops_per_token(int64_t seq) const = 0;
 };
 
@@ -31,10 +31,10 @@ struct TokenEmbeddingImpl : torch::nn::Module {
 };
 SHERD_MODULE(TokenEmbedding);
 
-/// The last norm and the head; untied, a unit.
+/// The last norm and the head; a unit unless embeddings are tied.
 struct HeadImpl : torch::nn::Module {
   explicit HeadImpl(const LlamaOptions& options);
-  /// With targets the sum of their losses, else logits.
+  /// Returns the sum of the targets' losses, or the logits if there are no targets.
   at::Tensor forward(const at::Tensor& x_BSD, const at::Tensor& targets_BS = {});
   RmsNorm norm{nullptr};
   Linear linear{nullptr};
@@ -44,7 +44,8 @@ struct HeadImpl : torch::nn::Module {
 };
 SHERD_MODULE(Head);
 
-/// From tokens to the loss through any layers: `embedding`, `layer0` …, `head` (tied: `norm`).
+/// A language model with any layers. Its modules are `embedding`, `layer0` …, and `head` (`norm` if
+/// embeddings are tied).
 class Decoder : public LanguageModel {
  public:
   Decoder(
@@ -56,12 +57,12 @@ class Decoder : public LanguageModel {
   std::vector<std::shared_ptr<torch::nn::Module>> units() const override;
   std::optional<InitialValues> initial_values(
       const std::string& name, at::IntArrayRef shape) const override;
-  /// Products that are packed here are several there.
+  /// Returns the separate tensors of packed weights.
   std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const override;
   std::vector<UnitOperations> operations(int64_t seq) const override;
 
  protected:
-  /// What the first layer is given.
+  /// Returns the input of the first layer.
   virtual at::Tensor embedded(const Batch& batch);
 
  private:

@@ -8,20 +8,20 @@
 namespace sherd {
 
 Linear plain_linear(int64_t in, int64_t out);
-/// Of one row.
+/// Returns the operations of a product for one row.
 double product_flops(int64_t in, int64_t out);
 /// Returns silu(gate) · up; with `recomputes`, the backward computes again what it needs.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputes);
 
 /// SwiGLU. If it recomputes, the product of gate and up is recomputed in the backward.
 struct FeedForwardImpl : torch::nn::Module {
-  /// `ends_recompute`: a recompute around it ends with its result.
+  /// `ends_recompute`: its result is the result of a recompute around it.
   FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute = false);
   at::Tensor forward(const at::Tensor& x_BSD);
   /// Returns s + forward(norm(s)), where s = x + residual.
   at::Tensor forward_residual(
       const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm);
-  /// Of one token's forward.
+  /// Returns the operations of one token's forward.
   double flops_per_token() const;
 
   Linear gate_up{nullptr};  ///< rows of the gate, then of what it opens

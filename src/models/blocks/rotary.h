@@ -16,11 +16,12 @@ struct RotaryOptions {
   std::optional<RopeScaling> scaling{};
 };
 
-/// The angles of rotary positions, made when they are first asked for.
+/// The tables of rotary position embeddings, computed when they are first needed.
 class Rotary {
  public:
   explicit Rotary(const RotaryOptions& options) : options_(options) {}
-  /// Of the positions 0 … S-1: dim i of a head goes with dim i + d/2.
+  /// Returns the tables of the positions 0 … `positions` − 1. Dim i of a head is rotated with dim i
+  /// + head_dim/2.
   const RotaryTables& tables(int64_t positions, c10::Device device);
 
  private:

@@ -8,11 +8,11 @@
 
 namespace sherd {
 
-/// Mamba-2: a short convolution, a state space, and a gate.
+/// A Mamba-2 layer: a short convolution, a state space, and a gate.
 struct MambaImpl : torch::nn::Module {
   MambaImpl(int64_t dim, double norm_eps, const MambaOptions& options);
   at::Tensor forward(const at::Tensor& x_BSD);
-  /// Of one token's forward.
+  /// Returns the operations of one token's forward.
   double flops_per_token(int64_t seq) const;
 
   Linear input{nullptr}, output{nullptr};

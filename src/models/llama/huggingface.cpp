@@ -33,18 +33,18 @@ Json read_json(const fs::path& path) {
       "and model.safetensors, as save_pretrained writes it");
   TORCH_CHECK_VALUE(
       size <= kLargest, "[model.from] ", path.string(), " has ", size,
-      " bytes: that is no such file");
+      " bytes, too many for such a file");
   const MappedFile file(path.string());
   auto parsed = parse_json<Json>(
       {reinterpret_cast<const char*>(file.data()), file.size()}, {.levels = kDeepest});
   using Problem = ParsedJson<Json>::Problem;
   TORCH_CHECK_VALUE(
       parsed.problem != Problem::too_deep, "[model.from] ", path.string(), " is nested more than ",
-      kDeepest, " levels deep: that is no such file");
+      kDeepest, " levels deep, too deep for such a file");
   TORCH_CHECK_VALUE(
-      parsed.problem != Problem::not_json, "[model.from] ", path.string(), " is no JSON (",
+      parsed.problem != Problem::not_json, "[model.from] ", path.string(), " is not JSON (",
       parsed.parser_message, ")");
-  TORCH_CHECK_VALUE(parsed.is_object(), "[model.from] ", path.string(), " is no JSON object");
+  TORCH_CHECK_VALUE(parsed.is_object(), "[model.from] ", path.string(), " is not a JSON object");
   return std::move(parsed.value);
 }
 
@@ -194,7 +194,7 @@ class Weights {
     const auto about = file.tensors().find(name);
     TORCH_CHECK_VALUE(
         about != file.tensors().end(), "[model.from] ", file.path(), " has no tensor '", name,
-        "', though model.safetensors.index.json says so");
+        "', although model.safetensors.index.json lists it there");
     const at::IntArrayRef there(about->second.shape);
     TORCH_CHECK_VALUE(
         there == shape, "[model.from] ", file.path(), ": tensor '", name, "' has the shape ", there,

@@ -7,9 +7,9 @@
 
 namespace sherd {
 
-/// The name that a parameter of a Llama has there.
+/// Returns the Hugging Face name of a Llama's parameter.
 std::string huggingface_name(const std::string& name);
-/// The config.json of a LlamaForCausalLM.
+/// Returns the config.json of a LlamaForCausalLM.
 std::string huggingface_config(const LlamaOptions& options);
 
 }  // namespace sherd

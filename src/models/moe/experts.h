@@ -9,21 +9,21 @@
 
 namespace sherd {
 
-/// What a router decides, for T tokens of which each takes K of E experts.
+/// The decisions of a router: K of E experts for each of T tokens.
 struct Routing {
-  at::Tensor weights_TK;  ///< of each token's experts; they add up to 1. fp32
-  at::Tensor chosen_TK;   ///< experts
-  at::Tensor balance;     ///< the loss that wants them equally busy, summed over all tokens
+  at::Tensor weights_TK;  ///< weights of each token's experts, which sum to 1; fp32
+  at::Tensor chosen_TK;   ///< indices of each token's experts
+  at::Tensor balance;     ///< load-balancing loss, summed over all tokens
 };
 
-/// Routing by logits_BSE, in fp32.
+/// Routes tokens by logits_BSE, in fp32.
 Routing route(const at::Tensor& logits_BSE, int64_t top_k);
 
 struct ExpertsImpl : torch::nn::Module {
   ExpertsImpl(int64_t dim, const ExpertOptions& options, bool recomputes);
-  /// The result and the sum of the balance loss, weighted.
+  /// Returns the result and the weighted sum of the balance loss.
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD);
-  /// Of one token's forward.
+  /// Returns the operations of one token's forward.
   double flops_per_token() const;
 
   at::Tensor router, gate, up, down;  // [E, D], twice [E, F, D], [E, D, F]

@@ -11,7 +11,7 @@
 
 namespace sherd {
 
-/// Patches as vectors that know their place.
+/// The patch embedding: a vector for each patch, plus an embedding of its position.
 struct PatchesImpl : torch::nn::Module {
   explicit PatchesImpl(const VisionOptions& options);
   at::Tensor forward(const at::Tensor& images_I3HW);
@@ -37,7 +37,7 @@ struct VisionLayer;
 /// A transformer over the patches of an image.
 struct VisionTowerImpl : torch::nn::Module {
   VisionTowerImpl(const VisionOptions& options, const LlamaOptions& language);
-  /// From images_I3HW to x_IPD, as wide as the language model.
+  /// Returns x_IPD, as wide as the language model.
   at::Tensor forward(const at::Tensor& images_I3HW);
   std::vector<std::shared_ptr<torch::nn::Module>> units() const;
   /// Operations of its units for one patch, by their names within the tower.

@@ -16,19 +16,19 @@
 
 namespace sherd {
 
-/// Notes when instructions begin and end. On CUDA by events on their streams, which the host does
-/// not wait for; else by the host's clock.
+/// Records when instructions begin and end: on CUDA with events on their streams, which the host
+/// does not wait for, otherwise with the host's clock.
 class Recorder {
  public:
   Recorder(c10::Device device, std::function<int64_t()> live);
 
-  /// What comes now belongs to a section of this name.
+  /// Starts a section: the entries that follow belong to it.
   void begin_section(const std::string& name, Section::Kind kind);
-  /// An instruction begins on a stream; returns its number for end().
+  /// Records that an instruction begins on a stream; returns its number for end().
   size_t begin(const Instruction& instruction, Communicator::OnStream stream);
   void end(size_t number, Communicator::OnStream stream);
 
-  /// Nothing may be under way.
+  /// Returns the record. Nothing may be under way.
   StepRecord record(const Program& program) const;
 
  private:

@@ -15,7 +15,7 @@ namespace sherd {
 class Recorder;
 class Runtime;
 
-/// The record of one or more steps.
+/// The result of a Recording: one or more steps.
 struct StepRecord {
   /// Begin and end of every instruction, from the first one on; `slot_spans` is empty.
   Timeline timeline;
@@ -26,20 +26,23 @@ struct StepRecord {
   std::vector<int64_t> saved_activations;
 };
 
-/// A recorder of a model's steps, from its construction to finish(). On CUDA times come from events
-/// on the program's streams, which make neither device nor host wait; on CPU from the host's clock.
+/// A recorder of a model's steps, from its construction to finish() or its destruction. On CUDA
+/// times come from events on the program's streams, which make neither device nor host wait; on CPU
+/// from the host's clock. A model has one at a time: a new one replaces the one before.
 class SHERD_API Recording {
  public:
   /// Starts recording. `model` is a root and must outlive the recorder. `live`, if given, returns
-  /// the bytes that are allocated now, for StepRecord::saved_activations. Call it between passes;
-  /// blocks until work that is under way is done.
+  /// the bytes that are allocated now, for StepRecord::saved_activations; it is called at each
+  /// instruction. Not collective; blocks until the model's communication on this rank is done.
+  /// Throws during a pass.
   explicit Recording(ModuleRef model, std::function<int64_t()> live = {});
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
   /// Stops recording and returns the record. Blocks until the device is idle. If several steps were
-  /// recorded, times of units and update are means, and the timeline has all steps in order.
+  /// recorded, times of units and update are means, and the timeline has all steps in order. Call
+  /// it once, between passes; throws during one.
   StepRecord finish();
 
  private:

@@ -15,47 +15,48 @@
 
 namespace sherd {
 
-/// Looks at the gradients of a model, on the device and on the stream where they are made. The host
-/// gets a copy of what is found, and never waits for it.
+/// The gradient watch: checks the gradients of a model on the device, on the stream that writes
+/// them. Findings reach the host by an asynchronous copy.
 class Watch {
  public:
-  /// Prepares the looks of a step, for gradients that lie where the units have them now. What was
-  /// known of a parameter stays known.
+  /// Prepares the checks for the present addresses of the gradients. Findings and mean norms are
+  /// kept if the parameters are the same.
   void prepare(const std::vector<Unit*>& units, int64_t micro_batches);
   void set_options(const WatchOptions& options) { options_ = options; }
   const WatchOptions& options() const { return options_; }
 
-  /// Lets go of the gradients until prepare().
+  /// Drops all references to gradients until prepare().
   void release() { entries_.clear(); }
-  /// On the device.
+  /// Returns the bytes that it has allocated on the device.
   int64_t bytes() const;
-  /// Declares whether gradients that are not finite are expected: the optimizer scales the loss
-  /// and handles them.
+  /// Declares that gradients may overflow, so that it reports only explosions: the optimizer scales
+  /// the loss and skips such steps.
   void expect_overflow(bool expected) { overflows_ = expected; }
   bool expects_overflow() const { return overflows_; }
 
-  /// A place in the step: micro-batches count from 1.
+  /// A point in training; steps and micro-batches count from 1.
   struct Moment {
     int64_t step = 0;
     int64_t micro_batch = 0;
-    bool last = false;  ///< look at the step's gradients
+    bool last = false;  ///< last check of the step's gradients
   };
-  /// At this rank's own gradients, once a unit has them all; on the compute stream.
+  /// Checks this rank's own gradients of a group once they are complete; on the compute stream.
   void look_before_reduction(int32_t unit, int32_t group, const Moment& moment);
-  /// At the main gradients that were accumulated just now; on their stream.
+  /// Checks main gradients that were just accumulated; on the stream that did it.
   void look_after_reduction(int32_t unit, int32_t group, const Moment& moment);
 
-  /// At the end of a step: tells the host, some time.
+  /// Starts the copy to the host, at the end of a step. Does not block; no effect while an earlier
+  /// copy is under way.
   void copy_to_host();
-  /// Whether it has arrived that something was found.
+  /// Returns whether a copy has arrived that has findings. Does not block.
   bool has_findings();
-  /// This rank's findings, as lines for merge(), and forgets them. Blocks; nothing may be under
-  /// way.
+  /// Returns this rank's findings as lines for merge(), and forgets them. Blocks; nothing may be
+  /// under way.
   std::string take(int64_t rank);
-  /// Forgets what was found in a step. Blocks; nothing may be under way.
+  /// Forgets the findings of a step. Blocks; nothing may be under way.
   void forget(int64_t step);
-  /// The findings of all ranks: earliest first, each parameter once, or once for each rank that is
-  /// known to have had it.
+  /// Returns the findings of all ranks, earliest first: one per parameter, or one for each rank
+  /// that is known to have caused it.
   static std::vector<Finding> merge(const std::vector<Statement>& ranks);
 
  private:
@@ -74,10 +75,10 @@ class Watch {
   WatchOptions options_;
   std::vector<std::vector<Entry>> entries_;  // by unit and group
   std::vector<std::string> names_;
-  // For each parameter: of what it is before the reduction, then of all, after it.
+  // First the entries of all parameters before the reduction, then those after it.
   at::Tensor watched_;
   at::Tensor sums_;
-  at::Tensor host_;  // where the host reads them
+  at::Tensor host_;  // their copy on the host
   std::optional<c10::Event> told_;
   bool listening_ = false;
   bool overflows_ = false;

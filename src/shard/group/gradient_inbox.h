@@ -28,8 +28,8 @@ class GradientInbox {
   /// Starts a new pass (where gradients are sharded) or step: the next gradient of each parameter
   /// overwrites.
   void mark_all_unwritten();
-  /// Writes or adds the gradient of a parameter. On CUDA small ones wait, and are copied together
-  /// with later ones.
+  /// Writes or adds the gradient of a parameter. On CUDA small ones are held back and copied
+  /// together with later ones.
   void receive(size_t member, const at::Tensor& gradient);
   /// The buffer of one parameter's gradient, for callers that write the gradient themselves.
   struct Target {
@@ -38,11 +38,11 @@ class GradientInbox {
   };
   /// Returns the target of a parameter, which counts as written from now on.
   Target take_target(size_t member);
-  /// Copies the gradients that wait.
+  /// Copies the gradients that are held back.
   void flush();
-  /// Copies the gradients that wait, and zeroes those of parameters that received none.
+  /// Copies the gradients that are held back, and zeroes those of parameters that received none.
   void zero_unwritten();
-  /// Discards the gradients that wait.
+  /// Discards the gradients that are held back.
   void drop_pending();
 
  private:

@@ -48,7 +48,7 @@ class Group {
   const std::string& name(size_t member) const { return layout_.name(member); }
   /// Returns the group as the program's builder sees it.
   GroupSpec spec(const std::string& unit) const;
-  /// Returns sizes for people; without the unit's name.
+  /// Returns the group's sizes for groups(); the unit's name is left empty.
   GroupReport report() const;
   /// Adds the bytes of all that the group has allocated.
   void add_bytes(ModelBytes& bytes) const;

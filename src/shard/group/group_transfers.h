@@ -57,7 +57,8 @@ class GroupTransfers {
 
   // ---- instructions: asynchronous on `stream`, or kernels on the current stream -------------
 
-  /// All-gathers updated model weights that rest in larger parts than the optimizer has.
+  /// All-gathers updated elements into model weights of which ranks hold a larger part than they
+  /// update (ZeRO-1 and 2).
   Work refresh(AxisKind axis, Communicator::OnStream stream) const;
   /// All-gathers the parameters into their slot.
   Work gather(AxisKind axis, Communicator::OnStream stream) const;

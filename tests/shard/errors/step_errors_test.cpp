@@ -276,7 +276,7 @@ TEST(ErrorsTest, WhatIsAskedOfTheModelIsNotAnsweredForAnInnerUnitOrAPlainModule)
       ask(*fixture.model->blocks[1]);
     });
   }
-  expect_error({"[shard]", "edit_parameters", "FaultyModelImpl", "no unit"}, [&] {
+  expect_error({"[shard]", "edit_parameters", "FaultyModelImpl", "not a unit"}, [&] {
     edit_parameters(fixture.reference, [] {});
   });
   fixture.train();
