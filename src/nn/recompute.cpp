@@ -12,8 +12,8 @@
 
 #include "device/random_state.h"
 #include "shard/autocast_state.h"
-#include "shard/parameter_node.h"
 #include "shard/region.h"
+#include "shard/unit/parameter_node.h"
 
 namespace sherd {
 namespace {

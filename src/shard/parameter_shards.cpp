@@ -7,7 +7,7 @@
 #include <iterator>
 
 #include "shard/outside_inference.h"
-#include "shard/unit.h"
+#include "shard/unit/unit.h"
 
 namespace sherd {
 namespace {

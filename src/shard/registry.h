@@ -7,7 +7,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
-#include "shard/unit.h"
+#include "shard/unit/unit.h"
 
 namespace torch::nn {
 class Module;

@@ -10,7 +10,7 @@
 
 #include "kernels/measure.h"
 #include "shard/rank_texts.h"
-#include "shard/unit.h"
+#include "shard/unit/unit.h"
 #include "sherd/shard/diagnostics.h"
 
 namespace sherd {

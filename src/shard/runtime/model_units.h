@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "shard/unit.h"
+#include "shard/unit/unit.h"
 #include "sherd/plan/program.h"
 
 namespace sherd {

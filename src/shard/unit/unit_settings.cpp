@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/unit_settings.h"
+#include "shard/unit/unit_settings.h"
 
 #include <c10/util/Exception.h>
 

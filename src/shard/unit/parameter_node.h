@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "shard/unit.h"
+#include "shard/unit/unit.h"
 
 namespace sherd {
 

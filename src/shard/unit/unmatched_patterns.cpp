@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/unmatched_patterns.h"
+#include "shard/unit/unmatched_patterns.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
 #include "shard/glob.h"
-#include "shard/unit.h"
+#include "shard/unit/unit.h"
 
 namespace sherd {
 namespace {

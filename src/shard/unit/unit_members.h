@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "shard/group/group.h"
-#include "shard/unit_settings.h"
+#include "shard/unit/unit_settings.h"
 
 namespace sherd {
 

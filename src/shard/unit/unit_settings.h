@@ -9,7 +9,7 @@
 
 #include "shard/group/group_layout.h"
 #include "shard/group/group_traits.h"
-#include "shard/unmatched_patterns.h"
+#include "shard/unit/unmatched_patterns.h"
 #include "sherd/shard/options.h"
 
 namespace sherd {

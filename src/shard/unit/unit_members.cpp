@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/unit_members.h"
+#include "shard/unit/unit_members.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -11,10 +11,10 @@
 
 #include <utility>
 
-#include "shard/parameter_node.h"
 #include "shard/registry.h"
 #include "shard/replace_data.h"
-#include "shard/unit.h"
+#include "shard/unit/parameter_node.h"
+#include "shard/unit/unit.h"
 
 namespace sherd {
 namespace {

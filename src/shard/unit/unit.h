@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "shard/unit_activity.h"
-#include "shard/unit_members.h"
-#include "shard/unit_settings.h"
+#include "shard/unit/unit_activity.h"
+#include "shard/unit/unit_members.h"
+#include "shard/unit/unit_settings.h"
 #include "sherd/plan/program.h"
 
 namespace sherd {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shard/unit.h"
+#include "shard/unit/unit.h"
 
 #include <c10/util/Exception.h>
 
