@@ -145,8 +145,8 @@ void keys(Section& s, Visitor&& visit) {
       "outer", s.outer,
       up_to_bits(
           16, 1,
-          "number of groups of ranks, each with a whole copy of the model (HSDP, HFSDP); divides "
-          "the ranks"));
+          "number of groups of ranks: the outer axis (HSDP, HFSDP); without an outer_strategy each "
+          "has a whole copy of the model; divides the ranks"));
   visit(
       "outer_strategy", s.outer_strategy,
       one_of(strategies, "what is sharded between those groups"));

@@ -9,8 +9,9 @@
 
 namespace sherd {
 
-/// The settings of AdamW for some elements. The learning rate is not among them: it may change with
-/// every step.
+/// The settings of AdamW for some elements. A new one that elements may differ in belongs here and
+/// in AdamWStep (adamw_math.h); one for the whole step in ControlRules; one that may change between
+/// replays of a graph, like the learning rate, in control::Field.
 struct AdamWSettings {
   double lr_factor = 1;  ///< times the learning rate
   double beta1 = 0.9;
@@ -40,7 +41,7 @@ enum Field : int64_t {
   coefficient,  ///< what gradients are multiplied with: clipping, tokens, the loss's scale
   skip,         ///< not 0: the gradients are not finite, and nothing is updated
   norm,         ///< of the gradients, before clipping
-  tokens,       ///< that gradients are divided by: of all ranks
+  tokens,       ///< of all ranks; gradients are divided by them
   scale,        ///< of the loss
   healthy,      ///< updates since the scale was changed
   own_tokens,   ///< this rank's; written by the host

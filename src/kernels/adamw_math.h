@@ -12,13 +12,13 @@ namespace sherd {
 /// What one step does to every element of a run: all that does not depend on the element.
 struct AdamWStep {
   float coefficient = 1;
-  float keep = 1;  // of the weight, after weight decay
+  float keep = 1;  // factor of the weight: 1 - lr * weight_decay
   float beta1 = 0;
   float beta2 = 0;
   float rest1 = 1;  // 1 - beta1
   float rest2 = 1;
-  float size = 0;   // of the step, with the first moment's correction
-  float root2 = 1;  // of the second moment's correction
+  float size = 0;   // lr / (correction of the first moment)
+  float root2 = 1;  // square root of the correction of the second moment
   float eps = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +22,11 @@ namespace sherd {
 namespace {
 
 AdamWSettings settings_of(const std::string& name, const AdamWOptions& options) {
-  AdamWSettings settings{1, options.beta1, options.beta2, options.eps, options.weight_decay};
+  AdamWSettings settings{
+      .beta1 = options.beta1,
+      .beta2 = options.beta2,
+      .eps = options.eps,
+      .weight_decay = options.weight_decay};
   for (const auto& rule : options.rules) {
     if (!matches_glob(rule.match, name)) continue;
     settings.lr_factor = rule.lr_factor.value_or(settings.lr_factor);
@@ -48,17 +53,34 @@ void check_rules_match(const AdamWOptions& options, const ShardedModel& model) {
   }
 }
 
-void check(const char* key, double value, bool allowed, const char* range) {
+void check(const std::string& key, double value, bool allowed, const char* range) {
   TORCH_CHECK_VALUE(allowed, "[optim] AdamW: ", key, " is ", value, "; it must be ", range);
 }
 
+void check_fraction(const std::string& key, double value) {
+  check(key, value, value >= 0 && value < 1, "0 or more and below 1");
+}
+
+void check_not_negative(const std::string& key, double value) {
+  check(key, value, value >= 0, "0 or more");
+}
+
 void check(const AdamWOptions& options) {
-  const auto fraction = [](double value) { return value >= 0 && value < 1; };
-  check("lr", options.lr, options.lr >= 0, "0 or more");
-  check("beta1", options.beta1, fraction(options.beta1), "0 or more and below 1");
-  check("beta2", options.beta2, fraction(options.beta2), "0 or more and below 1");
-  check("eps", options.eps, options.eps >= 0, "0 or more");
-  check("weight_decay", options.weight_decay, options.weight_decay >= 0, "0 or more");
+  check_not_negative("lr", options.lr);
+  check_fraction("beta1", options.beta1);
+  check_fraction("beta2", options.beta2);
+  check_not_negative("eps", options.eps);
+  check_not_negative("weight_decay", options.weight_decay);
+  for (const auto& rule : options.rules) {
+    const auto key = [&](const char* name) {
+      return c10::str(name, " of the rule '", rule.match, "'");
+    };
+    if (rule.lr_factor) check_not_negative(key("lr_factor"), *rule.lr_factor);
+    if (rule.beta1) check_fraction(key("beta1"), *rule.beta1);
+    if (rule.beta2) check_fraction(key("beta2"), *rule.beta2);
+    if (rule.eps) check_not_negative(key("eps"), *rule.eps);
+    if (rule.weight_decay) check_not_negative(key("weight_decay"), *rule.weight_decay);
+  }
   check("max_norm", options.max_norm, options.max_norm >= 0, "0 (never clips) or more");
   TORCH_CHECK_VALUE(
       options.states == c10::kFloat || options.states == c10::kBFloat16,

@@ -215,17 +215,22 @@ void edit_parameters(ModuleRef module, const std::function<void()>& edit) {
     for (const auto& [parameter, group, index] : parameters) {
       replace_data(parameter, unit->groups()[group]->parameters().view(index));
     }
-    for (const auto& group : unit->groups()) group->hide();
+    unit->hide();
+  };
+  // Also after an exception: units that were gathered no longer are.
+  const auto note_edit = [&] {
+    if (unit->runtime()) unit->runtime()->note_edit();
   };
   try {
     edit();
   } catch (...) {
     restore();
+    note_edit();
     throw;
   }
   restore();
   for (size_t i = 0; i < full.size(); ++i) unit->groups()[i]->storage().set_main_weight(full[i]);
-  if (unit->runtime()) unit->runtime()->note_edit();
+  note_edit();
 }
 
 void gather(ModuleRef module) {
@@ -252,7 +257,7 @@ void gather(ModuleRef module) {
 void release(ModuleRef module) {
   const auto unit = find_unit(module.get());
   TORCH_CHECK_VALUE(
-      unit, "[shard] release is called with '", module->name(), "', which is no unit");
+      unit, "[shard] release is called with '", module->name(), "', which is not a unit");
   if (unit->activity().is_gathered_outside()) unit->hide();
 }
 

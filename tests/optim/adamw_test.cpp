@@ -226,6 +226,9 @@ TEST(AdamWErrors, OptionsOutOfRangeNameTheKeyAndTheValue) {
   expect_error({"beta1 is 1;"}, [&] { AdamW(model, {.beta1 = 1}); });
   expect_error({"beta2 is -0.5;"}, [&] { AdamW(model, {.beta2 = -0.5}); });
   expect_error({"max_norm is -2;"}, [&] { AdamW(model, {.max_norm = -2}); });
+  expect_error({"beta1 of the rule '*.weight1' is 2;"}, [&] {
+    AdamW(model, {.rules = {{.match = "*.weight1", .beta1 = 2}}});
+  });
   expect_error({"states is Half"}, [&] { AdamW(model, {.states = c10::kHalf}); });
   expect_error(
       {"scaling.backoff is 2;"}, [&] { AdamW(model, {.scaling = LossScaling{.backoff = 2}}); });

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <stdexcept>
 
 namespace sherd::testing {
 
@@ -21,6 +22,7 @@ std::vector<ShardingCase> all_ways() {
       {"both_grads", Placement(optim_grads, optim_grads), true},
       {"params_grads", Placement(optim_grads_params, optim_grads), true},
       {"both_params", Placement(optim_grads_params, optim_grads_params), true},
+      {"grads_optim", Placement(optim_grads, optim), true},
   };
 }
 
@@ -52,6 +54,13 @@ Meshes& meshes() {
 
 Mesh shared_mesh(const std::vector<Axis>& axes) {
   return meshes().get(axes);
+}
+
+ShardingCase way_called(const std::string& name) {
+  for (const auto& way : all_ways()) {
+    if (way.name == name) return way;
+  }
+  throw std::invalid_argument("no sharding case is called '" + name + "'");
 }
 
 Mesh mesh_for(const ShardingCase& way) {

@@ -22,7 +22,12 @@ struct ShardingCase {
   Placement placement{Strategy::optim_grads_params};
   bool two_axes = false;
 };
+/// Every placement over one axis, and those over two that shard over the outer axis, or replicate
+/// over it what is fully sharded over the inner one. What is listed here runs in the tests of
+/// parity, traffic, memory, AdamW and exceptions.
 std::vector<ShardingCase> all_ways();
+/// The one of that name; throws if there is none.
+ShardingCase way_called(const std::string& name);
 /// `dp` over all ranks, or `dp_outer` × `dp`, the outer axis two where the world's size allows it.
 Mesh mesh_for(const ShardingCase& way);
 /// The same one for the same axes, in every test of this process.

@@ -284,7 +284,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ParityTest, ::testing::ValuesIn(cases()), [](con
   return one.param.name();
 });
 
-/// What is left out by default is a third thing added to a pair that is tested.
+/// The default run leaves out combinations of three settings, never of two.
 TEST(ParityTest, EveryPairOfSettingsIsAmongTheCases) {
   const auto levels = factors();
   std::set<LevelPair> covered;

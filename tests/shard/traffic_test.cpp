@@ -101,12 +101,6 @@ class Trained {
   Stack model;
 };
 
-ShardingCase way_called(const std::string& name) {
-  const auto ways = all_ways();
-  return *std::find_if(
-      ways.begin(), ways.end(), [&](const ShardingCase& way) { return way.name == name; });
-}
-
 class TrafficTest : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override { use_emulated_world(GetParam()); }
@@ -119,7 +113,8 @@ TEST_P(TrafficTest, AStepOfThreeMicroBatchesAndThreeGroupsMakesThePromisedCalls)
   };
   const std::vector<Promise> promises{{"no_shard", 0, 0, 3},    {"optim", 3, 3, 0},
                                       {"optim_grads", 3, 9, 0}, {"optim_grads_params", 18, 9, 0},
-                                      {"HSDP", 18, 9, 3},       {"HFSDP", 21, 12, 0}};
+                                      {"HSDP", 18, 9, 3},       {"HFSDP", 21, 12, 0},
+                                      {"grads_optim", 6, 12, 0}};
   for (const auto& promise : promises) {
     for (const auto& [name, recompute] : all_recomputes()) {
       SCOPED_TRACE(c10::str(promise.way, ", ", name));

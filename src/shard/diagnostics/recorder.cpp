@@ -142,7 +142,8 @@ Recording::Recording(ModuleRef model, std::function<int64_t()> live)
 }
 
 Recording::~Recording() {
-  runtime_->parts().program.set_recorder(nullptr);
+  auto& program = runtime_->parts().program;
+  if (program.recorder() == recorder_) program.set_recorder(nullptr);  // else a later one is at work
 }
 
 StepRecord Recording::finish() {

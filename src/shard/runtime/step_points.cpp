@@ -43,9 +43,16 @@ void Runtime::set_micro_batches(int64_t count) {
       state().backwards_done() == 0, "[shard] micro_batches(", root().name(), ", ", count,
       ") in the middle of a step: ", state().backwards_done(), " of ", state().micro_batches(),
       " backwards are done; call it between steps");
-  if (count == state().micro_batches()) return;
+  const int64_t before = state().micro_batches();
+  if (count == before) return;
+  if (state().has_failed()) recover(parts_);  // a new program waits for what the old one issued
   parts_.state.set_micro_batches(count);
-  parts_.orders.build(parts_.orders.next()->order());
+  try {
+    parts_.orders.build(parts_.orders.next()->order());
+  } catch (...) {
+    parts_.state.set_micro_batches(before);
+    throw;
+  }
   parts_.use(parts_.orders.next());
 }
 

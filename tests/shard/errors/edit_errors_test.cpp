@@ -111,5 +111,20 @@ TEST(ErrorsTest, AnEditThatThrowsKeepsNothing) {
   }
 }
 
+TEST(ErrorsTest, AnEditThatThrowsReleasesAUnitThatWasGathered) {
+  FailureFixture fixture;
+  fixture.train();
+  auto& block = fixture.model->blocks[1];
+  gather(block);
+  expect_error({"a mistake in the edit"}, [&] {
+    edit_parameters(block, [] { throw std::runtime_error("a mistake in the edit"); });
+  });
+  fixture.expect_resting();
+  gather(block);
+  EXPECT_GT(block->up->weight.abs().sum().item<float>(), 0);
+  release(block);
+  fixture.train();
+}
+
 }  // namespace
 }  // namespace sherd::testing

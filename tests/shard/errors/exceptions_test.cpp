@@ -165,6 +165,17 @@ TEST_P(ExceptionsTest, RanksThatDifferAtTheEndOfAForwardMayRepeatIt) {
   fixture.train(2);
 }
 
+TEST_P(ExceptionsTest, AreFollowedByAnotherNumberOfMicroBatches) {
+  FailureFixture fixture({.way = GetParam()});
+  fixture.train();
+  for (const int64_t count : {2, 1}) {
+    const Mood mood(fixture, 1, /*at_input=*/true, fail_forward);
+    expect_error({"a mistake in the forward"}, [&] { fixture.forward(); });
+    micro_batches(fixture.model, count);
+  }
+  fixture.train();
+}
+
 TEST_P(ExceptionsTest, AUnitCalledInTheBackwardIsToBeWrappedInRecompute) {
   FailureFixture fixture({.way = GetParam()});
   fixture.train();
