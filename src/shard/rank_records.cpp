@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "comm/host_exchange.h"
+#include "comm/long_wait.h"
 #include "comm/streams.h"
 
 namespace sherd {
@@ -198,6 +199,9 @@ void RankRecords::refuse(bool on_one_side, bool on_the_other, const std::string&
 /// Ranks differ in the records that they `sent`, or in words that say more.
 void RankRecords::refuse(
     bool on_one_side, bool on_the_other, const std::string& sent, const std::string& words) {
+  // All ranks exchange their words to the end, whatever one of them has given up.
+  static const std::function<void()> look_at_nothing = [] {};
+  const LongWaitScope undisturbed(look_at_nothing);
   const auto mine = sent + words;
   const auto difference = [&](Statement one, Statement other) {
     if (one.rank > other.rank) std::swap(one, other);

@@ -33,7 +33,8 @@ std::vector<Communicator*> ShardedModel::data_communicators() const {
 
 std::vector<std::string> ShardedModel::exchange_text(const std::string& text, size_t most) const {
   std::vector<std::string> result;
-  for (auto& said : runtime_->exchange_text(text, most)) result.push_back(std::move(said.text));
+  for (auto& said : runtime_->parts().agreement.records().collect(text, most))
+    result.push_back(std::move(said.text));
   return result;
 }
 
@@ -56,7 +57,7 @@ const std::vector<bool>& ShardedModel::frozen() const {
   return runtime_->state().frozen;
 }
 bool ShardedModel::capturing() const {
-  return runtime_->graph().capturing;
+  return runtime_->parts().graph.capturing;
 }
 
 void ShardedModel::publish_update() const {
@@ -72,13 +73,13 @@ void ShardedModel::report_findings(const char* consequence) const {
   sherd::report_findings(runtime_->parts(), consequence);
 }
 void ShardedModel::note_new_update() const {
-  ++runtime_->graph().update_version;
+  ++runtime_->parts().graph.update_version;
 }
 void ShardedModel::note_tokens_captured() const {
-  runtime_->graph().tokens_captured = true;
+  runtime_->parts().graph.tokens_captured = true;
 }
 void ShardedModel::note_tokens_given() const {
-  runtime_->graph().tokens_given = true;
+  runtime_->parts().graph.tokens_given = true;
 }
 
 }  // namespace sherd

@@ -112,7 +112,7 @@ void step(ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions
   check_updates(*runtime, optimizer);
   const bool per_token = runtime->root().root_options().loss == Loss::per_token;
   TORCH_CHECK(
-      !per_token || !runtime->graph().capturing, "[shard.graph] the loss of '",
+      !per_token || !runtime->parts().graph.capturing, "[shard.graph] the loss of '",
       runtime->root().name(),
       "' is per token, and torch's optimizers can't divide by a number that the graph reads: use "
       "sherd::AdamW and its set_tokens");

@@ -34,11 +34,15 @@ void call_everything(const Model& model, const Unit& unit, const std::function<v
   AdamW optimizer(model, {});
   AdamW defaults(model);
   torch::optim::SGD sgd(parameters(model), torch::optim::SGDOptions(0.1));
+  auto replaced = std::make_unique<Recording>(model);
   Recording recording(model);
+  replaced.reset();  // which leaves the later one alone
   backward();
   EXPECT_GT(gradient_norm(model), 0);
   optimizer.step();
-  EXPECT_EQ(recording.finish().units.size(), program(model).units().size());
+  const auto recorded = recording.finish();
+  EXPECT_EQ(recorded.units.size(), program(model).units().size());
+  EXPECT_FALSE(recorded.timeline.spans.empty());
   backward();
   sherd::step(model, sgd);
   publish(model);

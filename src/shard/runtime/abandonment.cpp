@@ -5,10 +5,12 @@
 
 #include <atomic>
 #include <sstream>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "comm/notices.h"
+#include "shard/unit.h"
 
 namespace sherd {
 namespace {
@@ -26,14 +28,13 @@ Abandonment::Abandonment(const World& world, const StepState& state)
       model_(next_model_number()),
       look_([this] { check(); }) {}
 
-void Abandonment::announce(
-    const std::string& model, const char* pass, const std::string& unit) noexcept {
+void Abandonment::announce(const char* pass, const Unit& root, const Unit* unit) noexcept {
   if (!notices_ || std::exchange(is_reaction_, false)) return;
   try {
     notices_->leave_notice(c10::str(
         model_, ' ', recoveries_, ' ', state_.step(), ' ', state_.passes(), " an exception in ",
-        pass, " of '", model, "'", unit.empty() ? "" : ", in unit '" + unit + "'", ", as pass ",
-        state_.passes(), " of step ", state_.step() + 1));
+        pass, " of '", root.name(), "'", unit ? ", in unit '" + unit->name() + "'" : "",
+        ", as pass ", state_.passes(), " of step ", state_.step() + 1));
   } catch (const std::exception&) {
     // Without memory for a text the others wait for as long as an operation may take.
   }

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 
 #include "shard/runtime/step_state.h"
 #include "sherd/comm/world.h"
@@ -11,6 +10,7 @@
 namespace sherd {
 
 class HasNotices;
+class Unit;
 
 // Note [When one rank throws]
 // A rank that throws in a pass has issued what its program gathers ahead, no more. The others come
@@ -33,8 +33,8 @@ class Abandonment {
   Abandonment(const World& world, const StepState& state);
 
   /// Tells the other ranks that this one has given up its pass, unless it did so because another
-  /// rank had. The arguments are for their error; an empty unit is not named. Does not throw.
-  void announce(const std::string& model, const char* pass, const std::string& unit) noexcept;
+  /// rank had. The arguments are for their error; `unit` may be null. Does not throw.
+  void announce(const char* pass, const Unit& root, const Unit* unit) noexcept;
   /// Throws if this rank is in a pass that another rank has given up, or in a later one. Does not
   /// block.
   void check();

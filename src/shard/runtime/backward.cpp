@@ -43,10 +43,8 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
     parts_.agreement.set_program_agreed(true);
   }
   pass_ = pass;
-  if (auto frozen = parts_.units.frozen(); frozen != state.frozen) {
-    state.frozen = std::move(frozen);
-    ++parts_.graph.update_version;
-  }
+  frozen_before_ = state.frozen;
+  set_frozen(parts_.units.frozen());
   state.set_backward(trains);
   const auto& flags = state.backward_flags();
   section_ = &parts_.program->backward(flags);
@@ -66,6 +64,19 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
       if (flags.first && !group->layout().shards_gradients()) group->inbox().mark_all_unwritten();
     }
   }
+}
+
+/// What a failed pass found frozen is forgotten, too: if that was where the ranks differed, their
+/// next records would still do so.
+void Backward::reset() noexcept {
+  pass_.reset();
+  set_frozen(std::move(frozen_before_));
+}
+
+void Backward::set_frozen(std::vector<bool> frozen) noexcept {
+  if (frozen == parts_.state.frozen) return;
+  parts_.state.frozen = std::move(frozen);
+  ++parts_.graph.update_version;
 }
 
 bool Backward::is_of(const std::shared_ptr<Pass>& pass) const {

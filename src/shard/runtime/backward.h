@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "shard/runtime/pass.h"
 #include "shard/runtime/runtime_parts.h"
@@ -29,8 +30,8 @@ class Backward {
   void leave(int32_t position);
   /// Issues what is left. Returns the pass.
   std::shared_ptr<Pass> finish();
-  /// Forgets a pass that failed.
-  void reset() noexcept { pass_.reset(); }
+  /// Forgets a pass that failed, while it is under way.
+  void reset() noexcept;
 
   /// Whether a function that writes a parameter's gradient itself may do so now: in a backward
   /// with `inputs` autograd decides which gradients are wanted.
@@ -41,12 +42,14 @@ class Backward {
     return static_cast<size_t>(pass_->position_in_program(position));
   }
   void run_until(int32_t boundary);
+  void set_frozen(std::vector<bool> frozen) noexcept;
 
   RuntimeParts& parts_;
   std::shared_ptr<Pass> pass_;
   const Section* section_ = nullptr;
-  size_t cursor_ = 0;     // the next boundary
-  bool partial_ = false;  // autograd was asked for some gradients only
+  size_t cursor_ = 0;                // the next boundary
+  bool partial_ = false;             // autograd was asked for some gradients only
+  std::vector<bool> frozen_before_;  // StepState::frozen, if the pass fails
 };
 
 }  // namespace sherd

@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "comm/long_wait.h"
+
 namespace sherd {
 
 void Executor::begin(const Section& section) {
@@ -160,7 +162,10 @@ Watch::Moment Executor::moment() const {
   return {state_.step() + 1, state_.backwards_done() + 1, state_.backward_flags().last};
 }
 
+/// Other ranks have agreed to it, and no rank can make up for it later: a long wait goes on.
 std::vector<at::Tensor> Executor::gather_now(const Unit& unit, bool refresh) {
+  static const std::function<void()> look_at_nothing = [] {};
+  const LongWaitScope undisturbed(look_at_nothing);
   std::vector<at::Tensor> buffers;
   for (const auto& group : unit.groups()) {
     if (refresh && group->layout().needs_refresh()) group->transfers().refresh_now();

@@ -222,12 +222,14 @@ void Runtime::idle_pass() {
 
 void Runtime::abandon() noexcept {
   if (backward_end_) backward_end_->set_over();
-  const char* pass = state().phase() == Phase::backward ? "a backward" : "a forward";
+  const bool in_backward = state().phase() == Phase::backward;
   if (!parts_.state.fail()) return;
-  const auto* unit = forward_.innermost();
-  parts_.abandonment.announce(root().name(), pass, unit ? unit->name() : std::string());
+  if (units().has_root()) {
+    parts_.abandonment.announce(
+        in_backward ? "a backward" : "a forward", root(), forward_.innermost());
+  }
   forward_.reset();
-  backward_.reset();
+  if (in_backward) backward_.reset();
   release_all(parts_);
 }
 

@@ -77,15 +77,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const std::vector<ParameterShard>& shards() const { return parts_.shards; }
   Unit& root() const { return parts_.units.root(); }
   const StepState& state() const { return parts_.state; }
-  GraphState& graph() { return parts_.graph; }
-  const GraphState& graph() const { return parts_.graph; }
   const Program& program() const { return *parts_.program; }
   ProgramStreams& streams() const { return parts_.program.streams(); }
   bool takes_all_gradients() const { return backward_.takes_all_gradients(); }
-  /// What the first ranks with something to say have said. Collective; blocks.
-  std::vector<Statement> exchange_text(const std::string& text, size_t most) {
-    return parts_.agreement.records().collect(text, most);
-  }
   ModelBytes bytes() const;
 
  private:
