@@ -64,9 +64,9 @@ TrainingStep::Outcome TrainingStep::run(
     int64_t position, const std::function<void()>& before_update) {
   const auto& data = configuration_.data;
   const bool per_token = configuration_.train.loss == "per_token";
-  Outcome outcome{
-      .targets = std::max<int64_t>(1, targets_from(position)),
-      .samples = sampler_.samples_from(position)};
+  Outcome outcome;
+  outcome.targets = std::max<int64_t>(1, targets_from(position));
+  outcome.samples = sampler_.samples_from(position);
   // Sherd takes the mean over the ranks; all together it is the mean over the step's targets.
   const double weight =
       per_token ? 1 : static_cast<double>(world_.size()) / static_cast<double>(outcome.targets);
