@@ -26,7 +26,7 @@ class Sightings {
   explicit Sightings(const torch::nn::Module& model)
       : runtime_(Runtime::of_model(model, "a test")) {
     for (const auto* unit : runtime_->units()) {
-      for (const auto& [parameter, number, index] : unit->parameters()) {
+      for (const auto& [parameter, number, index] : unit->members().parameters()) {
         const auto& group = *unit->groups()[number];
         const auto name = runtime_->units().full_name(*unit, group.name(index));
         members_.push_back({name, parameter, unit, &group, index, nullptr, nullptr, false});
