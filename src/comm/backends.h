@@ -26,7 +26,7 @@ struct BackendEntry {
 
 /// Returns all backends that connect processes, in the order in which a default is looked for. An
 /// emulated world is opened by open_emulated() instead.
-std::span<const BackendEntry> backends();
+SHERD_API std::span<const BackendEntry> backends();
 
 /// Returns the entry of the chosen backend, or of the default one.
 const BackendEntry& find_backend(std::optional<Backend> chosen);

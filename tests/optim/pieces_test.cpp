@@ -70,7 +70,7 @@ TEST_P(AdamWPieces, EqualsTorchsWhereverParametersMayBeCut) {
   for (const auto& granules : all_granules()) {
     SCOPED_TRACE(granules.name);
     auto given = options();
-    add_granules(given, granules);
+    add_granules(given, granules, *make_flat_model());
     auto model = make_sharded_flat_model(given);
     auto reference = make_flat_model();
     AdamW optimizer(model, {.lr = 2e-3, .weight_decay = 0.1, .max_norm = 3});

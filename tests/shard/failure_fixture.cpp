@@ -152,7 +152,7 @@ std::string error_of(const std::function<void()>& run) {
   return "nothing was thrown";
 }
 
-void expect_error(std::initializer_list<std::string> parts, const std::function<void()>& run) {
+void expect_error(const std::vector<std::string>& parts, const std::function<void()>& run) {
   const auto text = error_of(run);
   std::string missing;
   for (const auto& part : parts) {

@@ -89,6 +89,6 @@ void expect_same_bits(const std::vector<at::Tensor>& one, const std::vector<at::
 /// The words of what is thrown.
 std::string error_of(const std::function<void()>& run);
 /// Asserts that an error is thrown that says all of this.
-void expect_error(std::initializer_list<std::string> parts, const std::function<void()>& run);
+void expect_error(const std::vector<std::string>& parts, const std::function<void()>& run);
 
 }  // namespace sherd::testing

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "comm/notices.h"
-#include "shard/unit.h"
+#include "shard/unit/unit.h"
 
 namespace sherd {
 namespace {
