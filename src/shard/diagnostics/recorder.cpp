@@ -143,7 +143,8 @@ Recording::Recording(ModuleRef model, std::function<int64_t()> live)
 
 Recording::~Recording() {
   auto& program = runtime_->parts().program;
-  if (program.recorder() == recorder_) program.set_recorder(nullptr);  // else a later one is at work
+  if (program.recorder() == recorder_)
+    program.set_recorder(nullptr);  // else a later one is at work
 }
 
 StepRecord Recording::finish() {
