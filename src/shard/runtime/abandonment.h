@@ -15,16 +15,19 @@ class Unit;
 // Note [When one rank throws]
 // A rank that throws in a pass has issued what its program gathers ahead, no more. The others come
 // to a collective that it has not issued, and would wait as long as an operation may take.
+//
 // CPU (mpi): the rank that throws leaves a notice of it, which arrives on the host beside the
 // collectives. Ranks that have waited for a second look for notices; one that finds a notice of the
 // same pass, or of an earlier one, throws an error that names the rank, the pass and the unit. What
 // it waited for stays under way. If a rank throws after the others have all they need of it, they
 // go on, and find the difference in the record of their next pass: when that rank goes on, too, or
-// by the notice. Either way recover() comes next (failure.h). CUDA (nccl): the host does not wait
-// for gathers. It runs ahead to the end of its backward, where it waits for the record of that
-// pass. The rank that threw sends another record with its next pass, and all ranks throw. A rank
-// that never makes one is noticed when it leaves (Departures) or, at the latest, when the operation
-// has taken its time. No notices are sent.
+// by the notice. Either way recover() comes next (failure.h). Only the gather of a unit that the
+// program does not expect waits as long as an operation may take.
+//
+// CUDA (nccl): the host does not wait for gathers. It runs ahead to the end of its backward, where
+// it waits for the record of that pass. The rank that threw sends another record with its next
+// pass, and all ranks throw. A rank that never makes one is noticed when it leaves (Departures) or,
+// at the latest, when the operation has taken its time. No notices are sent.
 
 /// How ranks learn that another rank has given up a pass of their model: see the note.
 class Abandonment {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An exception on all ranks: every unit rests, and training goes on as if the pass had not been.
 #include "shard/failure_fixture.h"
+#include "shard/runtime/runtime.h"
 
 namespace sherd::testing {
 namespace {
@@ -39,6 +40,15 @@ class BackwardMood {
  private:
   Mood mood_;
 };
+
+/// Sends a record in which each rank says something else. It is found where a pass looks next:
+/// after the last gather that is at its end, as on CUDA, where the host does not wait for records.
+void send_differing_record(const FailureFixture& fixture) {
+  auto& parts = Runtime::of_model(*fixture.model, "the test")->parts();
+  parts.agreement.records().start({Agreement::Kind::pass, test_world().rank()}, [] {
+    return c10::str("differs as number ", test_world().rank());
+  });
+}
 
 /// Every block, before and after it has computed.
 template <class Run>
@@ -135,7 +145,46 @@ TEST_P(ExceptionsTest, InARecomputeRestartsTheStep) {
 }
 
 /// Gradients that were reduced before the ranks found that they differ are of no step.
-TEST_P(ExceptionsTest, RanksThatDifferInABackwardRestartTheStep) {
+TEST_P(ExceptionsTest, ADifferenceFoundAtTheEndOfABackwardRestartsTheStep) {
+  if (test_world().size() == 1) return;  // it agrees with itself
+  FailureFixture fixture({.way = GetParam(), .micro_batches = 2});
+  for (int64_t step = 0; step < 2; ++step) {
+    for (int64_t done = 0; done < 2; ++done) {
+      for (int64_t i = 0; i < done; ++i) fixture.pass_model(i);
+      const BackwardMood mood(
+          fixture, 0, /*at_input=*/true, [&] { send_differing_record(fixture); });
+      auto loss = fixture.forward(fixture.model, done);
+      expect_error({"[shard.agree]", "differs as number 1"}, [&] { loss.backward(); });
+      fixture.expect_resting();
+      expect_error(
+          {"after 0 of the 2 backwards"}, [&] { sherd::step(fixture.model, *fixture.optimizer); });
+    }
+    fixture.train();
+  }
+}
+
+TEST_P(ExceptionsTest, ADifferenceFoundAtTheEndOfAForwardFailsIt) {
+  if (test_world().size() == 1) return;
+  FailureFixture fixture({.way = GetParam(), .micro_batches = 2});
+  for (int64_t step = 0; step < 2; ++step) {
+    fixture.pass(0);
+    {
+      const Mood mood(fixture, 2, /*at_input=*/false, [&](const at::Tensor& output) {
+        send_differing_record(fixture);
+        return output;
+      });
+      expect_error({"[shard.agree]", "differs as number 1"}, [&] { fixture.forward(); });
+    }
+    fixture.expect_resting();
+    EXPECT_TRUE(Runtime::of_model(*fixture.model, "the test")->state().has_failed());
+    fixture.pass(1);
+    fixture.update();
+    fixture.expect_alike();
+  }
+}
+
+/// What a rank found frozen in a backward that failed is no difference in later passes.
+TEST_P(ExceptionsTest, RanksThatDifferInWhatIsFrozenRestartTheStep) {
   if (test_world().size() == 1) return;  // it agrees with itself
   FailureFixture fixture({.way = GetParam(), .micro_batches = 2});
   auto& weight = fixture.model->blocks[1]->up->weight;
