@@ -77,9 +77,10 @@ SHERD_API void before_backward(const UnitCall& call);
 /// next unit's before_backward() or the end of the backward has the same effect.
 SHERD_API void after_backward(const UnitCall& call);
 /// Ends the call after its forward has thrown; call it instead of after_forward(). Ends the pass,
-/// releases all units of the model and restores autocast; does not wait for other ranks. In the
-/// next pass the ranks compare how many collectives they have started, and all throw if they
-/// differ.
+/// releases all units of the model and restores autocast; does not wait for other ranks, which over
+/// mpi learn of it within seconds and throw as well. The next pass goes on if all ranks have given
+/// up the same pass; otherwise, and on CUDA if they have started different numbers of collectives,
+/// all throw.
 SHERD_API void abandon(UnitCall& call) noexcept;
 
 }  // namespace sherd

@@ -45,7 +45,7 @@ class BackwardMood {
 /// after the last gather that is at its end, as on CUDA, where the host does not wait for records.
 void send_differing_record(const FailureFixture& fixture) {
   auto& parts = Runtime::of_model(*fixture.model, "the test")->parts();
-  parts.agreement.records().start({Agreement::Kind::pass, test_world().rank()}, [] {
+  parts.agreement.records().start({RankRecords::Kind::pass, test_world().rank()}, [] {
     return c10::str("differs as number ", test_world().rank());
   });
 }
