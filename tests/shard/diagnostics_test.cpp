@@ -64,7 +64,7 @@ struct Watched {
 
 /// Passes until something is said, which may take a while on a GPU.
 template <class Body>
-std::string error_of(Body body) {
+std::string first_error_of(Body body) {
   for (int attempt = 0; attempt < 50; ++attempt) {
     try {
       body();
@@ -127,7 +127,7 @@ TEST_P(DiagnosticsTest, TheErrorNamesParameterMicroBatchAndRankOnAllRanksAndTrai
   optimizer.step();
   const auto before = full_parameters(watched.model);
   bool spoilt = false;
-  const auto error = error_of([&] {
+  const auto error = first_error_of([&] {
     watched.backwards(1, spoilt ? nullptr : &fault, 2);
     spoilt = true;
     optimizer.step();
@@ -153,7 +153,7 @@ TEST_P(DiagnosticsTest, WithAnyOptimizerALaterPassReportsIt) {
   auto optimizer = make_optimizer(Optimizer::sgd, parameters(watched.model));
   GradientFault fault(watched.model->links[0]->first->bias, 0);
   int64_t step = 0;
-  const auto error = error_of([&] {
+  const auto error = first_error_of([&] {
     watched.backwards(step, step == 0 ? &fault : nullptr, kWatchedMicroBatches);
     ++step;
     sherd::step(*watched.model, *optimizer);
