@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))
+TESTS = pathlib.Path(__file__).parents[1]
+sys.path += [str(TESTS), str(TESTS / "ranks")]
+import busy  # noqa: E402
 from browser import Browser  # noqa: E402
 
 HOSTILE = ["<img src=x onerror=\"document.body.dataset.owned='yes'\">", "</script><b>bold</b>", "<!--", "--><i>\"'&amp;",
@@ -384,11 +386,12 @@ def main():
             hostile(browser, draw)
             plan = example(layers=128, micro_batches=6, worlds=16)
             path = draw("large", plan)
-            for _ in range(3):  # the machine may be busy with other things
+            for _ in range(3):
                 fastest = check(browser, path, plan, 1280, "light")["drawn"]
-                if int(fastest["milliseconds"]) < 1000:
+                limit = 1000 / busy.least_share()  # the machine may be busy with other things
+                if int(fastest["milliseconds"]) < limit:
                     break
-            assert int(fastest["milliseconds"]) < 1000, fastest
+            assert int(fastest["milliseconds"]) < limit, (fastest, limit)
             assert int(fastest["spans"]) > 3500 and int(fastest["held"]) > 2000, fastest
             lacking(browser, draw)
     print(f"pages as they should be; {fastest['spans']} spans and {fastest['held']} ranges drawn in "
