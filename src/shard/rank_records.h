@@ -24,7 +24,7 @@ namespace sherd {
 class RankRecords {
  public:
   enum class Kind : int64_t { pass, order, unforeseen, recovery, report, update };
-  /// What a rank does now. The functions say what the fields are for each kind.
+  /// The present action of a rank. The functions say what the fields are for each kind.
   struct Record {
     Kind kind{};
     int64_t number = 0;             ///< must be equal: of the step, or of collectives so far

@@ -67,7 +67,7 @@ class Engine final : public Connection {
   void use_communicator_number(int64_t number) { next_communicator_number_ = number + 1; }
 
  private:
-  /// What the transport may still read or write after a failure, and the transport itself.
+  /// The transport, and everything that it may still read or write after a failure.
   struct InFlight {
     explicit InFlight(std::unique_ptr<Transport> given)
         : transport(std::move(given)), peers(*transport) {}

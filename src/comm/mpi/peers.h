@@ -15,7 +15,7 @@
 
 namespace sherd {
 
-/// What this rank knows about the others, and tells them, beside the operations: failures,
+/// The news that ranks exchange apart from the operations: failures,
 /// departures, notices, and where a rank is that an operation waits for. Used by the engine's
 /// thread alone, except for notices(); only flush() blocks.
 class Peers {

@@ -23,7 +23,8 @@
 namespace sherd {
 namespace {
 
-/// What the ranks of an nccl world share apart from NCCL. Its end announces this rank's departure.
+/// The links between the ranks of an nccl world apart from NCCL. Its end announces this rank's
+/// departure.
 struct RankLinks {
   RankLinks() = default;
   ~RankLinks() {

@@ -13,8 +13,8 @@
 
 namespace sherd {
 
-/// What a unit is doing: how many of its calls are under way, whether its parameters are readable,
-/// and whether gradients may arrive.
+/// The present state of a unit: how many of its calls are under way, whether its parameters are
+/// readable, and whether gradients may arrive.
 class UnitActivity {
  public:
   // ---- calls -------------------------------------------------------------------------------
