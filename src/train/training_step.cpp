@@ -32,7 +32,7 @@ TrainingStep::TrainingStep(
   graph_.emplace(model);
 }
 
-/// Of all ranks.
+/// Returns the number of targets of all ranks.
 int64_t TrainingStep::targets_from(int64_t position) const {
   if (!data_.has_images()) return sampler_.samples_from(position) * configuration_.data.seq;
   int64_t targets = 0;
@@ -82,7 +82,7 @@ TrainingStep::Outcome TrainingStep::run(
     total += loss.detach();
     optimizer_.scale(loss * weight).backward();
   };
-  // Of all ranks: they replay together, or none does.
+  // Samples of all ranks are counted: ranks replay together, or none does.
   const bool full = outcome.samples == data.batch * data.micro_batches * world_.size();
   if (graph_ && full) {
     before_update();

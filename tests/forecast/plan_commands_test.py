@@ -21,7 +21,7 @@ from fork_server import ForkServer  # noqa: E402
 NETWORKS = pathlib.Path(__file__).parents[2] / "networks"
 H200 = NETWORKS / "h200_nvlink_infiniband.toml"
 GiB = 2**30
-# Nobody has a GPU here, wherever the test runs.
+# The test runs without a GPU, also on a machine that has one.
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 ALL = os.environ.get("SHERD_TEST_ALL") == "1"
 STRATEGIES = ["no_shard", "optim", "optim_grads", "optim_grads_params"]

@@ -17,7 +17,8 @@ at::Tensor values(int64_t count, int64_t offset, at::ScalarType dtype, c10::Devi
   return at::randn({offset + count}).to(dtype).to(device).narrow(0, offset, count);
 }
 
-/// What a copy leaves in the target, computed on CPU in the dtype that the kernel promises.
+/// The expected content of the target after a copy, computed on CPU in the dtype that the kernel
+/// promises.
 at::Tensor expected(const at::Tensor& target, const at::Tensor& source, bool add, double divisor) {
   const bool wide = target.scalar_type() == at::kDouble || source.scalar_type() == at::kDouble;
   const auto math = wide ? at::kDouble : at::kFloat;

@@ -100,7 +100,8 @@ TEST(Proof, FollowsEverySectionThatARunMayChoose) {
   }
   for (const bool one : {false, true}) {
     for (const bool other : {false, true}) {
-      // What an update changed is no longer gathered, and the first backward finds what is.
+      // Parameters that an update changed are no longer gathered; the first backward finds those
+      // that are.
       for (const bool gathered : {false, true}) {
         EXPECT_TRUE(
             (one && gathered) || followed.contains(&program.forward({one, other, gathered})));

@@ -66,8 +66,8 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   }
 }
 
-/// What a failed pass found frozen is forgotten, too: if that was where the ranks differed, their
-/// next records would still do so.
+/// Parameters that a failed pass found frozen are forgotten, too: if that was where the ranks
+/// differed, their next records would still do so.
 void Backward::reset() noexcept {
   pass_.reset();
   set_frozen(std::move(frozen_before_));

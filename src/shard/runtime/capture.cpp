@@ -78,7 +78,7 @@ void before_replay(Runtime& runtime, int64_t update_version, bool takes_tokens) 
 
 void after_replay(Runtime& runtime) {
   auto& parts = runtime.parts();
-  // What is still gathered, or was refreshed, is older than the weights now.
+  // Parameters that are still gathered, or were refreshed, are older than the weights now.
   for (auto* unit : parts.units) {
     if (unit->activity().is_gathered()) unit->hide();
   }

@@ -47,8 +47,8 @@ void Unit::hide(bool keeps_memory) {
 
 void Unit::leave() {
   if (!activity_.leave()) return;
-  // What rests whole is hidden as well: a call that bypasses the boundary is an error for every
-  // strategy. Gathered groups are hidden by their release.
+  // Groups that rest whole are hidden as well: a call that bypasses the boundary is an error for
+  // every strategy. Gathered groups are hidden by their release.
   for (const auto& group : groups()) {
     if (!group->layout().needs_gather()) group->hide();
   }

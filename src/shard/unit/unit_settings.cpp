@@ -22,7 +22,7 @@ int64_t next_sequence() {
   return units++;
 }
 
-/// What our kernels can't add or cast is refused before anything is changed.
+/// Dtypes that our kernels can't add or cast are refused before anything is changed.
 void check_dtypes(const GroupTraits& traits, const std::string& name) {
   if (!traits.trainable) return;
   const auto& [model, main, gradient, reduce] = traits.dtypes;

@@ -183,7 +183,8 @@ TEST_P(ExceptionsTest, ADifferenceFoundAtTheEndOfAForwardFailsIt) {
   }
 }
 
-/// What a rank found frozen in a backward that failed is no difference in later passes.
+/// Parameters that a rank found frozen in a backward that failed make no difference in later
+/// passes.
 TEST_P(ExceptionsTest, RanksThatDifferInWhatIsFrozenRestartTheStep) {
   if (test_world().size() == 1) return;  // it agrees with itself
   FailureFixture fixture({.way = GetParam(), .micro_batches = 2});
