@@ -150,7 +150,7 @@ NetworkFile measure_network(const World& world, std::vector<TimedCollective>* ti
   NetworkFile result;
   result.name = "measured: " + std::to_string(world.size()) + " ranks over " + backend;
   // The thread that moves the bytes between CPU ranks takes the cores that compute.
-  result.overlaps = backend != "mpi";
+  result.overlaps = world.device().is_cuda() || backend == "emulated";
   result.inside = {rounded(link.latency), rounded(link.bandwidth)};
   if (timed) *timed = measured;
   return result;

@@ -140,7 +140,8 @@ struct AdamW::State {
   void build_pass();
   void set_missed(const Progress& progress);
   void measure() const;
-  void set_tokens(const ShardedModel& model, std::optional<int64_t> tokens) const;
+  static void check_tokens(const ShardedModel& model, std::optional<int64_t> tokens);
+  void sum_tokens(const ShardedModel& model, int64_t tokens) const;
   void check_finite(const ShardedModel& model) const;
 };
 
@@ -233,21 +234,24 @@ void AdamW::State::measure() const {
   }
 }
 
-void AdamW::State::set_tokens(const ShardedModel& model, std::optional<int64_t> tokens) const {
+void AdamW::State::check_tokens(const ShardedModel& model, std::optional<int64_t> tokens) {
   const bool per_token = model.loss() == Loss::per_token;
   TORCH_CHECK_VALUE(
       per_token == tokens.has_value(), "[optim] the loss of '", model.name(), "' is ",
       per_token
           ? "per token: pass this rank's tokens, optimizer.step({.tokens = …})"
           : "not per token: set RootOptions::loss = sherd::Loss::per_token, or give no tokens");
-  if (!per_token) return;
   TORCH_CHECK_VALUE(
-      *tokens >= 0, "[optim] the step of '", model.name(), "' has ", *tokens, " tokens");
+      !tokens || *tokens >= 0, "[optim] the step of '", model.name(), "' has ", *tokens, " tokens");
+}
+
+/// The number of tokens of all ranks, on the device.
+void AdamW::State::sum_tokens(const ShardedModel& model, int64_t tokens) const {
   const auto own = field(control::own_tokens);
   if (model.capturing()) {
     model.note_tokens_captured();  // each replay reads what set_tokens wrote before it
   } else {
-    own.fill_(static_cast<double>(*tokens));
+    own.fill_(static_cast<double>(tokens));
   }
   auto sum = field(control::tokens);
   sum.copy_(own);
@@ -285,10 +289,12 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 void AdamW::step(const StepOptions& options) {
   const OutsideInference normal;
   const auto model = state_->model();
+  // This rank's mistakes first: after the next check, the others would wait for it.
+  State::check_tokens(model, options.tokens);
   model.check_complete("optimizer.step()");
   state_->follow_frozen(model);
   const ProfileScope scope(state_->range_name);
-  state_->set_tokens(model, options.tokens);
+  if (options.tokens) state_->sum_tokens(model, *options.tokens);
   state_->measure();
   advance_control(state_->fields, state_->totals, state_->rules);
   state_->pass.run(state_->fields);

@@ -11,6 +11,7 @@
 #include "shard/glob.h"
 #include "shard/rank_texts.h"
 #include "shard/registry.h"
+#include "shard/replace_data.h"
 #include "shard/runtime/runtime.h"
 #include "shard/sharded_model.h"
 
@@ -136,7 +137,7 @@ class Claim {
 
   /// The dtype that the parameter was given with.
   static c10::ScalarType take_from(Unit& unit, const at::Tensor& parameter) {
-    if (unit.runtime()) unit.runtime()->check_resting("fully_shard");
+    if (unit.runtime()) unit.runtime()->check_between_passes("fully_shard");
     auto all = unit.give_back();
     const auto taken =
         std::find_if(all.begin(), all.end(), [&](const UnshardedParameter& candidate) {
@@ -171,7 +172,8 @@ void collect_buffers(
   }
 }
 
-/// Gives a buffer the values of the first rank of each axis, as parameters are given theirs.
+/// Gives a buffer the values of the first rank of each axis, as parameters are given theirs, and
+/// moves it to the world's device.
 void take_values_of_first_rank(const at::Tensor& buffer, const Mesh& mesh, const DataAxes& axes) {
   const auto device = mesh.world().device();
   if (buffer.is_meta() || device.is_meta() || buffer.numel() == 0) return;
@@ -181,7 +183,11 @@ void take_values_of_first_rank(const at::Tensor& buffer, const Mesh& mesh, const
   for (const auto& axis : {axes.inner, axes.outer}) {
     if (!axis.empty()) mesh.communicator(axis).broadcast(bytes, 0).synchronize();
   }
-  if (!values.is_alias_of(buffer)) buffer.detach().copy_(values);
+  if (buffer.device() != values.device()) {
+    replace_data(buffer, values);
+  } else if (!values.is_alias_of(buffer)) {
+    buffer.detach().copy_(values);
+  }
 }
 
 void check(const UnshardedParameter& candidate) {

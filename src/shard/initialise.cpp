@@ -266,7 +266,7 @@ void initialise(ModuleRef model, const InitialiseOptions& options) {
   TORCH_CHECK_VALUE(
       root, "[shard] initialise is called with '", model->name(),
       "', which is not sharded: call sherd::fully_shard on the whole model first");
-  if (root->runtime()) root->runtime()->check_resting("initialise");
+  if (root->runtime()) root->runtime()->wait_until_idle("initialise");
   const OutsideInference normal;
   std::set<const Unit*> seen;
   for (const auto& item : model->named_modules(/*name_prefix=*/"", /*include_self=*/true)) {

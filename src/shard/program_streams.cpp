@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 
+#include "comm/long_wait.h"
 #include "shard/diagnostics/recorder.h"
 
 namespace sherd {
@@ -21,7 +23,7 @@ struct ProgramStreams::Item {
   Instruction instruction;      // while a recorder is set
   std::optional<size_t> entry;  // of the recorder
   bool started = false;
-  bool done = false;  // and all before it on its stream, which then has forgotten it
+  bool done = false;  // finished, as all earlier items of its queue, and removed from it
 };
 
 ProgramStreams::ProgramStreams(c10::Device device, size_t events)
@@ -39,7 +41,7 @@ ProgramStreams::ProgramStreams(c10::Device device, size_t events)
 }
 
 ProgramStreams::~ProgramStreams() {
-  abandon();
+  close(/*after_failure=*/false);
 }
 
 c10::Stream ProgramStreams::current() const {
@@ -104,10 +106,10 @@ bool ProgramStreams::try_start(Queue& queue, size_t index) {
   const bool ready = std::all_of(
       item.after.begin(), item.after.end(), [](const auto& other) { return other->done; });
   if (!in_turn || !ready) return false;
-  item.started = true;
   item.after.clear();
-  if (recorder_) item.entry = recorder_->begin(item.instruction, {});
+  if (recorder_ && !item.entry) item.entry = recorder_->begin(item.instruction, {});
   item.work = item.start({});
+  item.started = true;  // not if that has thrown: then it is tried again
   return true;
 }
 
@@ -116,6 +118,7 @@ void ProgramStreams::pump() {
   for (auto& queue : queues_) {
     for (size_t i = 0; i < queue.size() && try_start(queue, i);) {
       if (i == 0 && queue.front()->work.done()) {
+        queue.front()->work.wait();  // throws if it has failed; then it stays
         note_end(*queue.front());
         queue.pop_front();
       } else {
@@ -233,11 +236,16 @@ void ProgramStreams::finish() {
   for (const auto& stream : streams_) guard.synchronizeStream(stream);
 }
 
-void ProgramStreams::abandon() noexcept {
+void ProgramStreams::close(bool after_failure) noexcept {
   // All ranks have issued the same, so it comes to an end, and the communicators can serve another
   // model. With an exception on its way, peers may never join: then what has not started is
-  // dropped, and what has keeps its tensors alive.
+  // dropped, and what has keeps its tensors alive. After a pass has failed, either may be so: on
+  // CPU, a long wait means that peers do not join. On CUDA, memory must not be freed while a
+  // collective may still write to it, so the host waits as long as an operation may take.
   if (std::uncaught_exceptions() == 0) {
+    static const std::function<void()> give_up = [] { throw std::runtime_error("a long wait"); };
+    std::optional<LongWaitScope> limit;
+    if (after_failure) limit.emplace(give_up);
     try {
       finish();
     } catch (const std::exception&) {

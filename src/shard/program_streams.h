@@ -73,16 +73,17 @@ class ProgramStreams {
   /// current one and forgets signalled events; rejoin() makes the current stream wait for all.
   void fork();
   void rejoin();
-  /// CPU: starts the instructions whose events have happened.
+  /// CPU: starts the instructions whose events have happened. Throws if a collective has failed.
   void pump();
   /// Blocks the host until everything that was issued is done. Throws if a collective has failed
   /// (on CPU).
   void finish();
-  /// Waits until everything is done, without throwing. While an exception is being handled, drops
-  /// what has not started instead.
-  void abandon() noexcept;
+  /// Ends the use of these streams: waits until everything is done, and ignores errors. During
+  /// stack unwinding it does not wait, and on CPU after a pass has failed not for long: it then
+  /// drops what has not started.
+  void close(bool after_failure) noexcept;
 
-  /// Called with the stream (CUDA) or nothing (CPU) before each instruction of the kind, to disturb
+  /// Called before each instruction with its stream and, on CUDA, the device's stream, to disturb
   /// the timing in tests.
   using Disturbance = std::function<void(Stream, Communicator::OnStream)>;
   void set_disturbance(Disturbance disturbance) { disturbance_ = std::move(disturbance); }

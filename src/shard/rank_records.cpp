@@ -25,7 +25,7 @@ namespace {
 // They are the same if and only if all ranks said the same. A field without a value is the least
 // number in both places, which changes neither. The flags follow: one rank's is enough.
 enum Field : size_t { kKind, kNumber, kHash, kDetail, kCompared };
-enum Flag : size_t { kNews = 2 * kCompared, kNewRecomputes, kValues };
+enum Flag : size_t { kFindings = 2 * kCompared, kNewRecomputes, kValues };
 constexpr int64_t kNoValue = std::numeric_limits<int64_t>::min();
 
 /// The copy of the records to the host, on the side stream.
@@ -96,19 +96,19 @@ void RankRecords::start(const Record& record, Words words) {
   set(kHash, record.hash.value_or(0));
   set(kDetail, record.detail);
   if (!record.hash) values[2 * kHash] = values[2 * kHash + 1] = kNoValue;
-  values[kNews] = record.news;
+  values[kFindings] = record.has_findings;
   values[kNewRecomputes] = record.new_recomputes;
   send();
 }
 
-void RankRecords::start_following(bool news) {
+void RankRecords::start_following(bool has_findings) {
   check(/*block=*/true);
   kind_ = Kind::pass;
   words_ = [] { return std::string("has no data, and follows the others"); };
   follows_ = true;
   auto* values = host_record_.mutable_data_ptr<int64_t>();
   std::fill_n(values, 2 * kCompared, kNoValue);
-  values[kNews] = news;
+  values[kFindings] = has_findings;
   values[kNewRecomputes] = 1;  // its own order is no longer known to be that of all
   send();
 }
@@ -116,11 +116,18 @@ void RankRecords::start_following(bool news) {
 std::optional<RankRecords::Record> RankRecords::followed() {
   check(/*block=*/true);
   if (largest(kKind) == kNoValue) return std::nullopt;
-  return Record{
+  const Record record{
       .kind = static_cast<Kind>(largest(kKind)),
       .number = largest(kNumber),
       .hash = largest(kHash),
       .detail = largest(kDetail)};
+  if (record.kind == Kind::recovery) followed_recovery_ = record;
+  return record;
+}
+
+std::optional<RankRecords::Record> RankRecords::take_followed_recovery() {
+  if (is_following()) followed();
+  return std::exchange(followed_recovery_, std::nullopt);
 }
 
 /// Reduces what the host has written.
@@ -172,7 +179,7 @@ void RankRecords::check(bool block) {
   wait();
   open_ = false;
   const auto* values = host_record_.const_data_ptr<int64_t>();
-  news_ = news_ || values[kNews] != 0;
+  any_findings_ = any_findings_ || values[kFindings] != 0;
   new_recomputes_ = new_recomputes_ || values[kNewRecomputes] != 0;
   for (size_t field = 0; field < kCompared; ++field) {
     if (!agrees(field)) refuse(!follows_, !follows_, sent_, words_());

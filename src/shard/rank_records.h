@@ -28,9 +28,9 @@ class RankRecords {
   struct Record {
     Kind kind{};
     int64_t number = 0;             ///< must be equal: of the step, or of collectives so far
-    std::optional<int64_t> hash{};  ///< must be equal; none agrees with all
+    std::optional<int64_t> hash{};  ///< must be equal on all ranks that have one
     int64_t detail = 0;             ///< must be equal: the pass, or the unit
-    bool news = false;              ///< the rank has findings to tell; others need not
+    bool has_findings = false;      ///< the rank has findings to report; ranks may differ
     bool new_recomputes = false;    ///< the rank recomputed what the program does not expect
 
     /// A pass begins: the `pass`-th of the step that communicates. `flags` are below 256.
@@ -80,20 +80,23 @@ class RankRecords {
   /// On the device; the same in a world of any size.
   int64_t bytes() const { return static_cast<int64_t>(record_.nbytes()); }
   bool is_open() const { return open_; }
-  /// Whether a rank had news in a record that was checked since last asked. All ranks that have
+  /// Whether a rank had findings in a record that was checked since last asked. All ranks that have
   /// checked the same records get the same answer.
-  bool take_findings_flag() { return std::exchange(news_, false); }
+  bool take_findings_flag() { return std::exchange(any_findings_, false); }
   /// The same for recomputes that the program does not expect.
   bool take_new_recomputes() { return std::exchange(new_recomputes_, false); }
 
-  /// For a rank without data: joins the next record of the others, whatever it says. Only `news` is
-  /// this rank's own.
-  void start_following(bool news);
+  /// For a rank without data: joins the next record of the others, whatever it says. Only
+  /// `has_findings` is this rank's own.
+  void start_following(bool has_findings);
   bool is_following() const { return open_ && follows_; }
   /// Whether the record that was sent or followed last is there.
   bool arrived() { return work_.done(); }
   /// Returns the record that was followed; none if no rank has data. Blocks.
   std::optional<Record> followed();
+  /// Returns the recovery of the other ranks if that is what this rank has followed them to; then
+  /// it is forgotten. Blocks until the record that is followed now is there.
+  std::optional<Record> take_followed_recovery();
 
   /// Returns everybody's order of units: that of the ranks with data, which must be the same. A
   /// rank that has followed the others to their record sends none. Blocks.
@@ -124,9 +127,10 @@ class RankRecords {
   Kind kind_{};
   std::string sent_;      // this rank's record as bytes
   bool follows_ = false;  // it agrees with all others
+  std::optional<Record> followed_recovery_;
   Words words_;
   bool open_ = false;
-  bool news_ = false;
+  bool any_findings_ = false;
   bool new_recomputes_ = false;
 };
 

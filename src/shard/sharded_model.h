@@ -45,7 +45,8 @@ class ShardedModel {
 
   /// Throws in the middle of a step.
   void check_between_steps(const char* caller) const;
-  /// Throws unless all backwards of the step are done, on all ranks. Collective.
+  /// Throws unless all backwards of the step are done on this rank. CPU, several ranks: compares
+  /// that with the other ranks, too (collective; blocks).
   void check_complete(const char* caller) const;
   /// Throws, naming it, if a parameter has no values.
   void check_initialised() const;

@@ -108,7 +108,7 @@ void check_updates(const Runtime& runtime, torch::optim::Optimizer& optimizer) {
 
 void step(ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions& options) {
   const auto runtime = Runtime::of_model(*model, "step");
-  runtime->check_complete("optimizer.step()");
+  // This rank's mistakes first: after the check below, the others would wait for it.
   check_updates(*runtime, optimizer);
   const bool per_token = runtime->root().root_options().loss == Loss::per_token;
   TORCH_CHECK(
@@ -117,9 +117,12 @@ void step(ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions
       "' is per token, and torch's optimizers can't divide by a number that the graph reads: use "
       "sherd::AdamW and its set_tokens");
   TORCH_CHECK_VALUE(
-      !per_token || options.tokens, "[shard] the loss of '", runtime->root().name(),
-      "' is per token: pass this rank's tokens, sherd::step(model, optimizer, {.tokens = "
-      "…})");
+      per_token == options.tokens.has_value(), "[shard] the loss of '", runtime->root().name(),
+      per_token ? "' is per token: pass this rank's tokens, sherd::step(model, optimizer, {.tokens "
+                  "= …})"
+                : "' is not per token, but tokens are given: set RootOptions::loss = "
+                  "sherd::Loss::per_token, or give none");
+  runtime->check_complete("optimizer.step()");
   if (options.tokens) {
     runtime->divide_by_tokens(tokens_of_all_ranks(runtime->root(), *options.tokens));
   }
@@ -129,13 +132,13 @@ void step(ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions
 
 double gradient_norm(ModuleRef model, const StepOptions& options) {
   const auto runtime = Runtime::of_model(*model, "gradient_norm");
-  runtime->check_complete("gradient_norm");
   const bool per_token = runtime->root().root_options().loss == Loss::per_token;
   TORCH_CHECK_VALUE(
       per_token == options.tokens.has_value(), "[shard] gradient_norm of '", runtime->root().name(),
       "', whose loss is ",
       per_token ? "per token: pass this rank's tokens, {.tokens = …}"
                 : "not per token: it takes no tokens");
+  runtime->check_complete("gradient_norm");
   const c10::NoGradGuard no_grad;
   const auto shards = trainable_only(runtime->shards());
   const auto device = runtime->world().device();
@@ -158,7 +161,7 @@ const Program& program(ModuleRef model) {
 
 std::vector<std::pair<std::string, at::Tensor>> full_parameters(ModuleRef model) {
   const auto runtime = Runtime::of_model(*model, "full_parameters");
-  runtime->check_resting("full_parameters");
+  runtime->check_between_passes("full_parameters");
   runtime->units().check_initialised();
   runtime->finish();
   const c10::NoGradGuard no_grad;
@@ -184,12 +187,11 @@ auto unit_to_edit(const torch::nn::Module& module, const char* function) {
   TORCH_CHECK_VALUE(
       unit, "[shard] ", function, " is called with '", module.name(), "', which is not a unit");
   if (unit->runtime()) {
-    unit->runtime()->check_resting(function);
+    unit->runtime()->wait_until_idle(function);
     TORCH_CHECK(
         unit->runtime()->state().backwards_done() == 0, "[shard] ", function, " of unit '",
         unit->name(),
         "' in the middle of a step: gradients of the old values are waiting for their update");
-    unit->runtime()->finish();
   }
   for (const auto& group : unit->groups()) {
     const auto name = group->storage().first_uninitialised();

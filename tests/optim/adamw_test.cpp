@@ -159,7 +159,9 @@ TEST_P(AdamWRanks, ALossPerTokenIsDividedByAllTokens) {
   const int64_t ranks = test_world().size(), rank = test_world().rank();
   for (int64_t step = 0; step < 5; ++step) {
     model(step).backward();
-    expect_error({"[optim]", "per token", ".tokens"}, [&] { optimizer.step(); });
+    if (rank == 0) {  // the others wait until it has corrected itself
+      expect_error({"[optim]", "per token", ".tokens"}, [&] { optimizer.step(); });
+    }
     optimizer.step({.tokens = 3 + rank});
     int64_t tokens = 0;
     for (int64_t other = 0; other < ranks; ++other) tokens += 3 + other;

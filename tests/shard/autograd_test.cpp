@@ -195,6 +195,22 @@ TEST(TrapsTest, ATensorMayPassThroughAUnitInEveryStep) {
   }
 }
 
+struct WithBufferImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return linear(x) * factors; }
+  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(4, 4));
+  at::Tensor factors = register_buffer("factors", torch::arange(4.0));
+};
+SHERD_MODULE(WithBuffer);
+
+TEST(TrapsTest, BuffersOfAModelThatWasBuiltOnTheCpuMoveToTheDeviceOfTheWorld) {
+  WithBuffer model;
+  fully_shard(model, options_for({}));
+  EXPECT_EQ(model->factors.device(), test_world().device());
+  const auto y = model(torch::ones({2, 4}, test_world().device()));
+  EXPECT_TRUE(at::equal(model->named_buffers()["factors"].cpu(), torch::arange(4.0)));
+  EXPECT_EQ(y.device(), test_world().device());
+}
+
 TEST(TrapsTest, InferenceLeavesNothingThatTrainingCannotUse) {
   for (const auto& way : all_ways()) {
     for (const auto memory : {MemoryKind::planned, MemoryKind::eager}) {

@@ -37,7 +37,8 @@ bool run_backward(StepState& state, bool trains = true) {
   state.set_backward(trains);
   state.begin_backward();
   state.end_backward();
-  return state.count_backward();
+  state.count_backward();
+  return trains && state.has_all_backwards();
 }
 
 /// What a state has counted, to compare before and after.
@@ -48,7 +49,7 @@ std::vector<int64_t> counters(const StepState& state) {
 TEST(StepStateTest, BeginsAtRestWithNothingDone) {
   const StepState state;
   EXPECT_EQ(state.phase(), Phase::resting);
-  EXPECT_TRUE(state.is_resting());
+  EXPECT_TRUE(state.is_between_passes());
   EXPECT_FALSE(state.has_failed());
   EXPECT_FALSE(state.has_incomplete_gradients());
   EXPECT_FALSE(state.is_divided());
@@ -104,10 +105,10 @@ TEST(StepStateTest, AnIllegalTransitionIsNamed) {
 }
 
 TEST(StepStateTest, RestsInAllPhasesWithoutAPass) {
-  EXPECT_TRUE(state_in(Phase::resting).is_resting());
-  EXPECT_TRUE(state_in(Phase::failed).is_resting());
-  EXPECT_FALSE(state_in(Phase::forward).is_resting());
-  EXPECT_FALSE(state_in(Phase::backward).is_resting());
+  EXPECT_TRUE(state_in(Phase::resting).is_between_passes());
+  EXPECT_TRUE(state_in(Phase::failed).is_between_passes());
+  EXPECT_FALSE(state_in(Phase::forward).is_between_passes());
+  EXPECT_FALSE(state_in(Phase::backward).is_between_passes());
   EXPECT_TRUE(state_in(Phase::failed).has_failed());
 }
 

@@ -288,6 +288,21 @@ TEST_F(GraphTest, AReplayAfterAParameterWasFrozenIsRefusedByName) {
   EXPECT_EQ(changed, 1u) << "the weight alone";
 }
 
+TEST_F(GraphTest, AReplayAfterAFailedPassRecoversFirst) {
+  DropRun run;
+  for (int i = 0; i < 2; ++i) run.step_on_stream();
+  run.graph->capture([&] { run.step(); });
+  const auto& state = Runtime::of(*find_unit(run.model.get()))->state();
+  {
+    const c10::NoGradGuard validation;
+    const auto wrong_shape = at::ones({1, 3}, test_world().device());
+    EXPECT_NE(error_of([&] { run.model(wrong_shape); }), "nothing was thrown");
+  }
+  EXPECT_TRUE(state.has_failed());
+  run.graph->replay();
+  EXPECT_FALSE(state.has_failed());
+}
+
 TEST_F(GraphTest, AReplayWithoutItsTokensIsRefused) {
   auto configuration = graphed_configuration({.per_token = true});
   configuration.data.micro_batches = 1;

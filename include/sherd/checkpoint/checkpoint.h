@@ -67,9 +67,11 @@ struct LoadedState {
 /// load() and find_checkpoints() look there too.
 ///
 /// Collective; blocks until the checkpoint is on the disk, and waits for the device. Call it
-/// between steps: throws during a pass, in the middle of a step, and if parameters have no values.
-/// An error in preparing or writing throws on all ranks and names the file or parameter; `.part` is
-/// then removed if possible, and training can continue.
+/// between steps: throws during a pass, in the middle of a step, if parameters have no values, and
+/// for a parameter whose mesh has an axis of several ranks that is not data-parallel (`ep`), or
+/// does not contain all ranks of the world: such models can't be saved or loaded yet. An error in
+/// preparing or writing throws on all ranks and names the file or parameter; `.part` is then
+/// removed if possible, and training can continue.
 SHERD_API void save(
     ModuleRef model,
     const AdamW* optimizer,
@@ -84,16 +86,16 @@ SHERD_API void save(
 /// state.json.
 ///
 /// Collective; blocks, and waits for the device. Call it after an update: drops gradients that wait
-/// for one, and throws during a pass and in the middle of a step. Throws also if a tensor is
-/// missing, has another shape or is not used by the model, if data is damaged, and if `optimizer`
-/// is given but the checkpoint has no optimizer state. Such an error throws on all ranks and names
-/// the tensor. Model and optimizer are then partly loaded, and the weights are not published: load
-/// again before you train.
+/// for one, and throws during a pass and in the middle of a step, and for meshes as save() does.
+/// Throws also if a tensor is missing, has another shape or is not used by the model, if data is
+/// damaged, and if `optimizer` is given but the checkpoint has no optimizer state. Such an error
+/// throws on all ranks and names the tensor. Model and optimizer are then partly loaded, and the
+/// weights are not published: load again before you train.
 SHERD_API LoadedState
 load(ModuleRef model, AdamW* optimizer, const std::string& folder, const LoadOptions& options = {});
 
 /// A function that returns `count` elements of a named tensor, from element `begin` of the
-/// flattened tensor on: flat, on the CPU.
+/// flattened tensor on: flat, on the CPU, in any dtype (they are converted).
 using ReadElements =
     std::function<at::Tensor(const std::string& tensor, int64_t begin, int64_t count)>;
 
@@ -150,8 +152,8 @@ class SHERD_API BackgroundSave {
   /// communication and the optimizer's last step are done and rank 0 has made the folder. On a GPU
   /// the copies run on a stream of their own after the work of the current stream, and buffers are
   /// copied on the current stream; on CPU the copies are made before it returns. The next forward
-  /// may begin on return. Throws as save() does in preparing, and if the save before is not
-  /// finished; no save is under way then.
+  /// may begin on return. Throws as save() does in preparing; no save is under way then. Also
+  /// throws if the save before is not finished, which then goes on.
   void begin(
       ModuleRef model,
       const AdamW* optimizer,
@@ -198,8 +200,8 @@ SHERD_API std::vector<std::pair<int64_t, std::string>> find_checkpoints(const st
 SHERD_API void remove_checkpoint(const std::string& folder);
 /// Removes all but the last `keep` complete checkpoints of a folder, and remains of older ones that
 /// a crash has left. Ignores steps above `newest`, which belong to another run. Does nothing if
-/// `keep` is 0. If something can't be removed, it removes the rest, then throws and names it; later
-/// calls try again without an error.
+/// `keep` is 0, or if there are no more than `keep` complete checkpoints. If something can't be
+/// removed, it removes the rest, then throws and names it; later calls try again without an error.
 SHERD_API void keep_newest(const std::string& folder, int64_t keep, int64_t newest);
 
 /// Reads every byte of a checkpoint and compares checksums. Throws, naming the file, if a byte is

@@ -21,8 +21,8 @@ struct Axis {
 };
 
 /// The ranks of a world as a grid with named axes (a device mesh), the last axis varying fastest. A
-/// handle that is cheap to copy and keeps the world open. Usual names: `dp_outer`, `dp`, `tp`,
-/// `cp`, `ep`.
+/// handle that is cheap to copy and keeps the world open. Axes may have any names; fully_shard()
+/// takes meshes with `dp`, `dp_outer` and `ep`, or the data-parallel axes that its options name.
 ///
 /// Functions that open communicators are collective: all ranks of the world call them at the same
 /// point, and they block. Functions that take an axis throw if the mesh does not have it.

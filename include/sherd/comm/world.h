@@ -37,7 +37,9 @@ struct WorldOptions {
   /// How long to wait for all ranks to arrive.
   std::chrono::milliseconds start_timeout{60'000};
   /// How long an operation may take. After that it throws an error that names the operation and,
-  /// over mpi, the ranks that it waited for.
+  /// over mpi, the ranks that it waited for. Such a failure is final: over mpi all operations of
+  /// all ranks throw it from then on; over nccl the communicator is aborted, and its later
+  /// operations throw.
   std::chrono::milliseconds operation_timeout{600'000};
   /// nccl: whether operations without a given stream run on a stream of high priority.
   bool high_priority_stream = true;
@@ -47,7 +49,9 @@ struct WorldOptions {
 
 /// Settings of an emulated world: one process acts as one rank of many, to try out memory and
 /// speed. Nothing is sent. An all-gather fills every rank's part with this rank's shard; a
-/// reduction returns this rank's part of its input (times the factor of a scaled sum).
+/// reduction returns this rank's part of its input (times the factor of a scaled sum); a broadcast
+/// changes nothing, a receive gives zeros, and an all-to-all returns this rank's own parts, cut or
+/// filled up with zeros.
 struct Emulation {
   int64_t rank = 0;                ///< index of the rank that this process is
   int64_t size = 1;                ///< number of ranks, 1 to 65,536
@@ -69,13 +73,13 @@ class SHERD_API World {
   /// after the last world was closed throws.
   ///
   /// If some ranks do not arrive in time, it throws on all ranks that did and names the missing
-  /// ones; if ranks disagree on the world's size, it throws and names both sizes . Throws
+  /// ones; if ranks disagree on the world's size, it throws and names both sizes. Throws
   /// c10::ValueError if CPU ranks were not started by an MPI launcher, if nccl is chosen without a
   /// GPU or with more ranks than GPUs on a machine, and if the launcher's variables are missing or
   /// contradict each other.
   static World from_environment(const WorldOptions& options = {});
   /// Returns one rank of a world without other processes; see Emulation. Not collective. Throws if
-  /// rank, size or sms is out of range.
+  /// rank, size or sms is out of range, and for a CUDA device in a build without CUDA.
   static World emulated(const Emulation& emulation);
   /// Returns a world over an existing c10d process group with an nccl backend, on the device that
   /// the group is bound to, or else the current one. Closing the group is left to the caller, but
@@ -88,8 +92,10 @@ class SHERD_API World {
   /// Leaves all worlds of this process. Tells the other ranks, so that operations which this rank
   /// will never join throw there and name it. With MPI it first completes the operations that this
   /// rank has started, then blocks until the other ranks leave too, at most operation_timeout (20 s
-  /// after a failure), and finishes MPI, because otherwise mpirun would report a crash; MPI
-  /// operations after it throw. Emulated worlds and process groups of the caller are not affected.
+  /// after a failure), and finishes MPI, because otherwise mpirun would report a crash. (If the
+  /// program has started MPI itself, which needs MPI_THREAD_MULTIPLE, finishing it is left to the
+  /// program.) MPI operations after it throw; nccl operations are not refused, but must not be
+  /// started. Emulated worlds and process groups of the caller are not affected.
   ///
   /// The destruction of the last World does the same, and so does std::exit(). Call it where a
   /// World may outlive its use: at the end of main, and after an error. May be called on any thread

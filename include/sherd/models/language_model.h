@@ -16,9 +16,9 @@ namespace sherd {
 
 /// The activations that are recomputed in the backward instead of kept (activation checkpointing).
 enum class Recompute : uint8_t {
-  none,       ///< nothing
+  none,       ///< nothing; the head keeps the gradients of the logits (2·V bytes a token in bf16)
   full,       ///< whole layers, and the logits of the head
-  selective,  ///< only what is large and cheap: the inside of the feed-forward
+  selective,  ///< the inside of the feed-forward, which is large and cheap; the head is as in none
 };
 
 /// The input of a model: B sequences of S tokens.
@@ -36,7 +36,7 @@ struct UnitOperations {
   std::string unit;    ///< name of the module, as in named_modules(); empty: the model itself
   double forward = 0;  ///< operations of its forward for one token of a sequence
   /// Index of the unit's layer, if its activations may be recomputed. They are if
-  /// LlamaOptions::recompute_layers is 0 or above this index.
+  /// LlamaOptions::recompute is not none and recompute_layers is 0 or above this index.
   std::optional<int64_t> layer{};
 };
 

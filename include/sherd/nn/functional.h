@@ -99,8 +99,8 @@ SHERD_API std::tuple<at::Tensor, at::Tensor> norm_linear(
 /// [.., F]. Computed in fp32, rounded once. Second derivatives throw, and so do shapes and dtypes
 /// that don't fit.
 ///
-/// For the backward it keeps gate_up: with bf16, 4·F bytes a token. feed_forward() keeps no more,
-/// and the following product does not have to keep its input.
+/// For the backward it keeps gate_up: with bf16, 4·F bytes a token. If a product follows, use
+/// feed_forward(): it keeps gate_up too, but not the activation.
 SHERD_API at::Tensor swiglu(const at::Tensor& gate_up);
 
 /// Returns a SwiGLU feed-forward: (silu(gate) · up) · downᵀ, where gate and up are the halves of

@@ -9,10 +9,11 @@
 
 namespace sherd {
 
-/// Returns input · weightᵀ + bias. In a unit's backward the weight's gradient is written, or added,
-/// straight into the unit's buffer, in that buffer's dtype: the slot of full gradients if gradients
-/// are sharded, else the main gradient. If the weight belongs to no unit, its gradient is returned
-/// to autograd as usual.
+/// Returns input · weightᵀ + bias: input is [.., D], weight [F, D], bias [F] or undefined. Keeps
+/// input and weight for the backward. In a unit's backward the weight's gradient is written, or
+/// added, straight into the unit's buffer, in that buffer's dtype: the slot of full gradients if
+/// gradients are sharded, else the main gradient; call that backward without create_graph. If the
+/// weight belongs to no unit, its gradient is returned to autograd as usual.
 SHERD_API at::Tensor linear(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias = {});
 

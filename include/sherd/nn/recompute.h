@@ -25,8 +25,9 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 ///
 /// Recomputes may be nested and may call units. Around or inside one unit, a recompute needs no
 /// further gather; around several, the units stay gathered from their recomputation until their own
-/// backward. The backward throws if it was given `inputs` (or autograd::grad) that name parameters,
-/// and if the function calls other units the second time.
+/// backward. The backward throws if it is asked for the gradients of some tensors only (`inputs` of
+/// backward(), or autograd::grad) and parameters are among them, and if the function calls other
+/// units the second time.
 SHERD_API std::vector<at::Tensor> recompute_all(
     const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 

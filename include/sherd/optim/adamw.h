@@ -17,11 +17,11 @@ namespace sherd {
 
 /// Settings for the parameters that match a pattern; absent settings are those of AdamWOptions. If
 /// several rules match, the last one that has a setting counts. A rule that matches no parameter of
-/// the model, frozen ones included, throws.
+/// the model, frozen ones included, throws. The ranges are those of AdamWOptions.
 struct AdamWRule {
   /// Pattern of full parameter names; '*' matches any text, dots included.
   std::string match;
-  std::optional<double> lr_factor{};  ///< factor on the learning rate
+  std::optional<double> lr_factor{};  ///< factor on the learning rate; 0 or more
   std::optional<double> beta1{};
   std::optional<double> beta2{};
   std::optional<double> eps{};
@@ -31,19 +31,19 @@ struct AdamWRule {
 /// Dynamic loss scaling, which keeps small gradients from vanishing in fp16 (as GradScaler does). A
 /// step whose gradients overflow is skipped and lowers the scale; many good ones raise it.
 struct LossScaling {
-  double initial = 65536;   ///< scale at the start
-  double growth = 2;        ///< factor on the scale after `interval` good updates
-  double backoff = 0.5;     ///< factor on the scale after an overflow
-  int64_t interval = 2000;  ///< good updates in a row before the scale grows
+  double initial = 65536;   ///< scale at the start; above 0
+  double growth = 2;        ///< factor on the scale after `interval` good updates; 1 or more
+  double backoff = 0.5;     ///< factor on the scale after an overflow; in (0, 1)
+  int64_t interval = 2000;  ///< good updates in a row before the scale grows; 1 or more
 };
 
 /// Options of AdamW. Must be equal on all ranks. Values out of range throw.
 struct AdamWOptions {
-  double lr = 1e-3;            ///< learning rate
-  double beta1 = 0.9;          ///< decay of the first moment
-  double beta2 = 0.999;        ///< decay of the second moment
-  double eps = 1e-8;           ///< added to the root of the second moment
-  double weight_decay = 0.01;  ///< weight decay, decoupled from the gradient
+  double lr = 1e-3;            ///< learning rate; 0 or more
+  double beta1 = 0.9;          ///< decay of the first moment; in [0, 1)
+  double beta2 = 0.999;        ///< decay of the second moment; in [0, 1)
+  double eps = 1e-8;           ///< added to the root of the second moment; 0 or more
+  double weight_decay = 0.01;  ///< weight decay, decoupled from the gradient; 0 or more
   /// Clips gradients to this norm over all parameters and ranks; 0 disables clipping.
   double max_norm = 0;
   c10::ScalarType states = c10::kFloat;  ///< dtype of the moments: fp32 or bf16
@@ -69,9 +69,9 @@ struct OptimizerBytes {
 class SHERD_API AdamW {
  public:
   /// Allocates the moments of this rank's elements and prepares the updates. `model` is a root:
-  /// shard the whole model before. Throws for other modules, and for options out of range.
-  /// Collective if it is the first use of the root. Does not keep the model alive: step() throws if
-  /// it is gone.
+  /// shard the whole model before. Throws for other modules, for options out of range, and if a
+  /// main weight or main gradient is not fp32, bf16 or fp16. Collective if it is the first use of
+  /// the root. Does not keep the model alive: step() throws if it is gone.
   explicit AdamW(ModuleRef model, const AdamWOptions& options = {});
   ~AdamW();
   AdamW(AdamW&&) noexcept;
@@ -82,10 +82,11 @@ class SHERD_API AdamW {
   /// does not block. Throws, and changes nothing, during a pass, if backward passes are missing,
   /// and for tokens that are missing, unexpected or negative.
   ///
-  /// If a gradient is NaN or infinite, neither weights nor moments change, and the step ends
-  /// without an update; without loss scaling this throws NotFiniteError, which names the parameter:
-  /// on CPU here, on a GPU at the end of a later step's last backward. Training can continue after
-  /// it.
+  /// If a gradient is NaN or infinite, or the tokens of all ranks are 0, neither weights nor
+  /// moments change, and the step ends without an update. Without loss scaling, on CPU this
+  /// function then throws NotFiniteError, which names the parameter. On a GPU the gradient watch
+  /// throws it for gradients, at the end of a later step's last backward; if the watch is off,
+  /// there is no error. Training can continue after it.
   void step(const StepOptions& options = {});
 
   /// Sets the learning rate for the following steps, and for replays of a captured one. Takes
@@ -131,8 +132,9 @@ class SHERD_API AdamW {
   /// Returns the state. Blocks until the steps enqueued so far are done.
   Progress progress() const;
   /// Sets the state, between steps; use the same on all ranks. A loss scale of 0 leaves the current
-  /// one. If `missed` changes, a captured step must be captured again. Throws, and changes nothing,
-  /// for negative numbers.
+  /// one. If `missed` changes, a captured step must be captured again. Takes effect on the current
+  /// stream; not collective. Throws, and changes nothing, if `updates` or `healthy` is negative or
+  /// `loss_scale` is negative or not finite; `missed` is not checked.
   void set_progress(const Progress& progress);
   /// Returns what is allocated for the optimizer on this rank. sherd::allocated_bytes has the
   /// model's.

@@ -14,14 +14,19 @@ namespace sherd {
 /// counted from the parameter's first element.
 class SHERD_API Granule {
  public:
-  static Granule element() { return {Kind::block, 1}; }                       ///< anywhere
-  static Granule rows(int64_t count = 1) { return {Kind::rows, count}; }      ///< between rows
-  static Granule block(int64_t elements) { return {Kind::block, elements}; }  ///< between blocks
-  static Granule whole() { return {Kind::whole, 1}; }                         ///< nowhere
+  /// The parameter may be cut between any two elements.
+  static Granule element() { return {Kind::block, 1}; }
+  /// It may be cut between groups of `count` rows.
+  static Granule rows(int64_t count = 1) { return {Kind::rows, count}; }
+  /// It may be cut between blocks of `elements` elements.
+  static Granule block(int64_t elements) { return {Kind::block, elements}; }
+  /// It is never cut.
+  static Granule whole() { return {Kind::whole, 1}; }
 
   bool is_whole() const { return kind_ == Kind::whole; }
   /// Returns the granule in elements of a tensor of this shape, at least 1. A row is all dims but
-  /// the first. Throws std::invalid_argument if that is below 1 or above 2^62.
+  /// the first. Throws std::invalid_argument if the count is below 1 or the product overflows 64
+  /// bits.
   int64_t elements(std::span<const int64_t> shape) const;
 
  private:

@@ -99,8 +99,8 @@ SHERD_API const char* to_text(Action action);
 inline constexpr int32_t kNone = -1;
 
 /// One instruction. It starts when the instruction before it on its stream is done and the events
-/// that it waits for have happened. An event counts as it was last signalled by an instruction that
-/// was issued earlier.
+/// that it waits for have happened. To wait for an event is to wait for the last instruction issued
+/// before this one that signals it.
 struct Instruction {
   Action action{};
   Stream stream{};
@@ -163,7 +163,7 @@ struct SlotAssignment {
 struct ForwardFlags {
   bool changed = false;         ///< weights have changed since the last pass of any kind
   bool train = true;            ///< a backward follows
-  bool still_gathered = false;  ///< keep_gathered units are, from an earlier forward
+  bool still_gathered = false;  ///< keep_gathered units are still gathered, from an earlier forward
 };
 
 /// The kind of a backward.

@@ -16,13 +16,17 @@
 namespace sherd {
 
 /// Settings of the gradient watch, which checks each parameter's gradient in each micro-batch, on
-/// the device, after the reduction. It is on by default and never waits for the device. All ranks
-/// report a finding at the same point: on CPU, AdamW::step() of the step that has it; otherwise the
-/// end of a later step's last backward, whose own gradients are complete. A gradient that is NaN or
-/// infinite throws NotFiniteError, unless AdamW scales the loss and skips such steps itself; a
-/// gradient that explodes is a warning on rank 0.
+/// the device, after the reduction. (Gradients that are not sharded are reduced after the last
+/// micro-batch; before that, this rank's own are checked.) It is on by default and never waits for
+/// the device. All ranks report a finding at the same point: NaN and infinity on CPU in
+/// AdamW::step() of the step that has them; everything else at the end of a later step's last
+/// backward, whose own gradients are complete. A gradient that is NaN or infinite throws
+/// NotFiniteError, unless AdamW scales the loss and skips such steps itself; a gradient that
+/// explodes is a warning on rank 0.
 struct WatchOptions {
-  bool enabled = true;  ///< false turns the watch off
+  /// false turns the watch off; on a GPU, AdamW then skips steps whose gradients are NaN or
+  /// infinite without an error.
+  bool enabled = true;
   /// Also checks each rank's own gradients before the reduction, so that a finding names the rank.
   /// Reads all full gradients once more. Needs MemoryKind::planned.
   bool before_reduction = false;
@@ -61,7 +65,8 @@ class SHERD_API NotFiniteError : public c10::Error {
 struct ParameterNorms {
   std::string parameter;  ///< its full name
   double weight = 0;      ///< norm of the main weight
-  /// Norm of the last step's reduced gradient, before it is divided by tokens, unscaled or clipped.
+  /// Norm of the main gradient as it is in memory. AdamW leaves it undivided by tokens, multiplied
+  /// by the loss scale and unclipped; sherd::step with Loss::per_token has divided it.
   double gradient = 0;
 };
 
@@ -102,11 +107,11 @@ SHERD_API ModelBytes allocated_bytes(ModuleRef model);
 SHERD_API std::string symmetric_report(ModuleRef model);
 
 /// Sets how gradients are watched from the next step on. Call it between steps, on all ranks with
-/// the same options, which are not compared. Sends nothing; blocks until the model's communication
-/// on this rank is done. Turning the watch off drops findings and mean norms; other changes keep
-/// them. Throws, and changes nothing, during a pass, in the middle of a step, after a StepGraph was
-/// captured, if `exploding` is neither 0 nor above 1, and if before_reduction is set without
-/// MemoryKind::planned.
+/// the same options, which are not compared. Sends nothing, unless the last pass has failed; blocks
+/// until the model's communication on this rank is done. Turning the watch off drops findings and
+/// mean norms; other changes keep them. Throws, and changes nothing, during a pass, in the middle
+/// of a step, after a StepGraph was captured, if `exploding` is neither 0 nor above 1, and if
+/// before_reduction is set without MemoryKind::planned.
 SHERD_API void watch(ModuleRef model, const WatchOptions& options = {});
 /// Returns the findings of all ranks since the last call or report, earliest first, and forgets
 /// them. At most 64 ranks contribute: the first ones that have findings. Call it between steps or

@@ -44,18 +44,20 @@ namespace sherd {
 ///   loss.backward();               // reduces the gradients
 ///   optimizer.step();              // clips and updates; the next forward has the new weights
 ///
-/// All ranks take the first data-parallel rank's values of parameters and buffers; buffers are not
-/// sharded. A parameter that two units use belongs to the nearest unit around both. A parameter
-/// that is to be trained must require gradients now; it may be frozen later.
+/// All ranks take the first data-parallel rank's values of parameters and buffers. Both move to
+/// world.device(); buffers are not sharded. A parameter that two units use belongs to the nearest
+/// unit around both. A parameter that is to be trained must require gradients now; it may be frozen
+/// later.
 ///
 /// Collective; blocks. Allocates this rank's shards in place of the full parameters; the first use
 /// of the model allocates the main gradients and the arena.
 ///
 /// All ranks shard the same modules in the same order and with the same options. Different modules
 /// throw here on all ranks, different options in the first pass. Also throws if the module is
-/// sharded already, if the mesh lacks an axis that the options name, and for parameters that can't
-/// be sharded (sparse, made in inference mode, trainable integers). After an error build the model
-/// anew.
+/// sharded already, if the mesh lacks an axis that the options name or has another axis of several
+/// ranks than the data-parallel ones and `ep` (use Mesh::sub), if the placement shards over an
+/// outer axis that the mesh does not have, and for parameters that can't be sharded (sparse, made
+/// in inference mode, trainable integers). After an error build the model anew.
 SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options = {});
 /// The same for the root, with options that hold for the whole model:
 ///
@@ -74,16 +76,20 @@ SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options, const R
 //
 // After an exception in a forward or backward, other than NotFiniteError, all units are released. A
 // failed backward also drops the step's gradients: begin again with the step's first micro-batch.
-// After a failed forward, run that forward again. The next pass first compares how many collectives
-// each rank has started; if they differ, it throws on all ranks, and the model can't continue.
+// After a failed forward, run that forward again. The next call that waits for the model (a pass,
+// micro_batches, gather, edit_parameters, initialise, watch, findings, norms, save, load, a capture
+// or replay of a StepGraph) is then collective: ranks compare where they were. If all have given up
+// the same pass, they continue: on CPU, ranks that had started fewer collectives start the rest; on
+// CUDA all must have started the same number. Otherwise it throws on all ranks, and the model can't
+// continue.
 
 /// Sets the number of backward passes in a step (gradient accumulation; default 1). Their gradients
 /// are added up: sharded ones are reduced after each pass, others after the last one only. Call it
 /// after an update, on all ranks with the same number; if the numbers differ, the next pass throws.
 /// A new number rebuilds the program, which blocks until the model's communication on this rank is
-/// done. Sends nothing, unless RootOptions::symmetric makes it register another arena (then it is
-/// collective). Throws if `count` is below 1, during a pass, if the step has gradients that wait
-/// for their update, and after a StepGraph was captured.
+/// done. Sends nothing, unless the last pass has failed or RootOptions::symmetric makes it register
+/// another arena (then it is collective). Throws if `count` is below 1, during a pass, if the step
+/// has gradients that wait for their update, and after a StepGraph was captured.
 ///
 /// A backward that reaches no parameter (autograd::grad with respect to an input, a model that is
 /// frozen completely) does not count; all ranks must run it alike.
@@ -115,7 +121,9 @@ SHERD_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(Modul
 /// and ends the step. Call it on all ranks after a torch optimizer's step(); sherd::step and
 /// AdamW::step include it. Sends nothing and does not block: the copy to the model weight runs on
 /// the current stream, and the next gathers wait for it. (In the first step it waits for that
-/// stream, to warn if no main weight has changed.) Not collective. Throws, and changes nothing,
+/// stream, to warn if no main weight has changed. If the step's backward ran an older program than
+/// the newest, it changes to that one, which waits for the model's communication on this rank.) Not
+/// collective. Throws, and changes nothing,
 /// during a pass, in the middle of a step, and with Loss::per_token if the gradients were not
 /// divided by tokens (use sherd::step).
 SHERD_API void publish(ModuleRef model);
@@ -142,8 +150,8 @@ SHERD_API void step(
 /// different elements. Call it after the step's last backward and before the update, with tokens as
 /// for step(). Changes nothing. Collective; blocks, and waits for the device once for each
 /// parameter. Throws during a pass, if backward passes are missing, and for tokens that are missing
-/// or unexpected. With AdamW use AdamW::gradient_norm, which costs nothing; the norms of single
-/// parameters are in norms() (diagnostics.h).
+/// or unexpected. With AdamW use AdamW::gradient_norm after the step: it sends nothing. The norms
+/// of single parameters are in norms() (diagnostics.h).
 SHERD_API double gradient_norm(ModuleRef model, const StepOptions& options = {});
 
 // ---- looking inside -----------------------------------------------------------------------------
@@ -154,8 +162,8 @@ SHERD_API double gradient_norm(ModuleRef model, const StepOptions& options = {})
 /// recompute, and in micro_batches(). Copy it to keep it. Not collective; does not block.
 SHERD_API const Program& program(ModuleRef model);
 /// Returns copies of all main weights (master weights), in full, by name, on every rank's device:
-/// takes the memory of the whole model. Collective; blocks. Throws during a pass, and if parameters
-/// have no values.
+/// takes the memory of the whole model. Ignored parameters and buffers are not included.
+/// Collective; blocks. Throws during a pass, and if parameters have no values.
 SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(ModuleRef model);
 /// Runs `edit`, without recording gradients, while the unit's parameters have the values of their
 /// main weights (master weights), in full and in the main weights' dtype, then stores what it wrote

@@ -59,12 +59,13 @@ struct InitialiseOptions {
 /// random numbers that depend on the seed and the module's name alone. The values are the same on
 /// every rank, for any number of ranks and any strategy.
 ///
-/// Call it on all ranks after fully_shard of the root. Sends nothing; may wait for the device.
+/// Call it on all ranks after fully_shard of the root. Sends nothing, unless the last pass has
+/// failed; may wait for the device.
 /// Needs memory for one full unit at a time where reset_parameters() sets values. Throws, naming
-/// the parameter, if its module has no known reset_parameters() or leaves elements unset, and if
-/// random values are asked for on a mesh with an axis `ep` of several ranks; the units before that
-/// one then have their values. Also throws during a pass, and if the model is not sharded. A
-/// forward throws while parameters have no values.
+/// the parameter, if its module has no known reset_parameters() or leaves elements unset, and on a
+/// mesh with an axis `ep` of several ranks unless options.values gives it a constant; the units
+/// before that one then have their values. Also throws during a pass, and if the model is not
+/// sharded. A forward throws while parameters have no values.
 SHERD_API void initialise(ModuleRef model, const InitialiseOptions& options = {});
 
 namespace detail {

@@ -42,7 +42,8 @@ struct ParameterRule {
 
 /// Options of a unit, for fully_shard. Must be equal on all ranks.
 struct UnitOptions {
-  /// The ranks to shard over. Default: all ranks of World::from_environment() along one axis, `dp`.
+  /// The ranks to shard over. Default: all ranks along one axis, `dp`, of a new world that is
+  /// opened with default WorldOptions and shared by all units without a mesh.
   std::optional<Mesh> mesh{};
   /// The data-parallel axes of the mesh; default: `dp`, and `dp_outer` where the mesh has it.
   std::optional<DataAxes> axes{};
@@ -55,16 +56,17 @@ struct UnitOptions {
   /// one all-gather less, more memory.
   bool keep_gathered = false;
   /// Units to gather when this one begins its forward. Default: the next units, as many as
-  /// RootOptions::prefetch_depth.
-  /// The model's first use throws if it is set for a unit that contains other units.
+  /// RootOptions::prefetch_depth. The model's first use throws if a module of the list is no unit
+  /// of the model, and if this unit contains other units.
   std::vector<std::shared_ptr<torch::nn::Module>> prefetch{};
   /// The same for its backward.
   std::vector<std::shared_ptr<torch::nn::Module>> backward_prefetch{};
   /// Patterns of parameters of the module that are left alone (see ParameterRule::match): they stay
   /// whole on every rank, their gradients are not reduced, and no optimizer of Sherd updates them.
   /// Like buffers they get the first data-parallel rank's values in fully_shard(), and are saved
-  /// whole in checkpoints. The model's first use throws if a pattern matches no parameter in any
-  /// unit that has it.
+  /// whole in checkpoints. fully_shard() throws if such a parameter is on the meta device or
+  /// belongs to a unit inside this one; the model's first use throws if a pattern matches no
+  /// parameter in any unit that has it.
   std::vector<std::string> ignored{};
   /// Exceptions for some parameters.
   std::vector<ParameterRule> rules{};

@@ -49,10 +49,10 @@ class SHERD_API StepGraph {
   /// Enqueues the captured step, ordered with the current stream as in on_stream(): work that is
   /// enqueued there afterwards sees its results. Collective; blocks only until all ranks have
   /// enqueued the previous replay. Throws if nothing was captured, during a pass, in the middle of
-  /// a step, if parameters were frozen or made trainable since the capture, and with
-  /// Loss::per_token if AdamW::set_tokens was not called since the last replay. Throws
-  /// NotFiniteError, on all ranks, if an earlier replay had gradients that are not finite. After an
-  /// error nothing was enqueued.
+  /// a step, if parameters were frozen or made trainable since the capture or AdamW::set_progress
+  /// has changed the updates that they missed, and with Loss::per_token if AdamW::set_tokens was
+  /// not called since the last call of replay(). Throws NotFiniteError, on all ranks, if an earlier
+  /// replay had gradients that are not finite. After an error nothing was enqueued.
   void replay();
 
  private:

@@ -192,7 +192,7 @@ std::vector<Finding> Watch::merge(const std::vector<Statement>& ranks) {
       all.push_back(one);
     }
   }
-  // Of the same moment, who can name a rank comes first.
+  // At equal step and micro-batch, findings with a known rank come first.
   std::stable_sort(all.begin(), all.end(), [](const Finding& a, const Finding& b) {
     return std::tuple(a.step, a.micro_batch, !a.rank.has_value(), a.rank.value_or(0)) <
            std::tuple(b.step, b.micro_batch, !b.rank.has_value(), b.rank.value_or(0));

@@ -25,8 +25,10 @@ int64_t next_model_number() {
 Abandonment::Abandonment(const World& world, const StepState& state)
     : state_(state),
       notices_(dynamic_cast<HasNotices*>(&world.communicator("control"))),
-      model_(next_model_number()),
-      look_([this] { check(); }) {}
+      // Only models with notices count: others (of an emulated world, of a plan) may be on one
+      // rank.
+      model_(notices_ ? next_model_number() : 0),
+      check_function_([this] { check(); }) {}
 
 void Abandonment::announce(const char* pass, const Unit& root, const Unit* unit) noexcept {
   if (!notices_ || std::exchange(is_reaction_, false)) return;

@@ -13,8 +13,9 @@ class HasNotices;
 class Unit;
 
 // Note [When one rank throws]
-// A rank that throws in a pass has issued what its program gathers ahead, no more. The others come
-// to a collective that it has not issued, and would wait as long as an operation may take.
+// A rank that throws in a pass has issued only the collectives up to its last boundary, those that
+// gather ahead included. The others come to a collective that it has not issued, and would wait as
+// long as an operation may take.
 //
 // CPU (mpi): the rank that throws leaves a notice of it, which arrives on the host beside the
 // collectives. Ranks that have waited for a second look for notices; one that finds a notice of the
@@ -41,8 +42,8 @@ class Abandonment {
   /// Throws if this rank is in a pass that another rank has given up, or in a later one. Does not
   /// block.
   void check();
-  /// check(), for LongWaitScope.
-  const std::function<void()>& look() const { return look_; }
+  /// Returns check() as a function, for LongWaitScope.
+  const std::function<void()>& check_function() const { return check_function_; }
   /// All ranks go on.
   void note_recovery();
 
@@ -52,7 +53,7 @@ class Abandonment {
   int64_t model_;             // its number, the same on all ranks
   int64_t recoveries_ = 0;    // passes are numbered anew after each
   bool is_reaction_ = false;  // this rank fails because another one has
-  std::function<void()> look_;
+  std::function<void()> check_function_;
 };
 
 }  // namespace sherd

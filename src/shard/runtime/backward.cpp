@@ -14,9 +14,9 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   auto& state = parts_.state;
   const auto& graph = parts_.graph;
   const auto& root = parts_.units.root();
-  parts_.units.check_complete();
+  parts_.units.check_none_deleted();
   TORCH_CHECK(
-      state.is_resting(), "[shard] a backward begins while the forward of '", root.name(),
+      state.is_between_passes(), "[shard] a backward begins while the forward of '", root.name(),
       "' is under way");
   if (state.has_failed()) recover(parts_);
   // Note [Backwards of a step]
@@ -52,12 +52,16 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   if (const auto& recorder = parts_.program.recorder()) {
     recorder->begin_section(section_->name, Section::Kind::backward);
   }
+  const auto followed = parts_.follower.take_followed();
+  // A rank that has followed the others throws alone if it differs from them. Its backward is under
+  // way then, so that it fails and the others hear of it.
+  if (followed) state.begin_backward();
   parts_.agreement.begin_pass(
       trains ? "a backward" : "a backward that reaches no parameter",
       (trains ? 8 : 16) | flags.first | flags.last << 1 | flags.still_gathered << 2, *section_,
-      *pass_, parts_.follower.take_followed());
+      *pass_, followed);
   parts_.executor.begin(*section_);
-  state.begin_backward();
+  if (!followed) state.begin_backward();
   for (auto* unit : parts_.units) {
     unit->activity().set_collecting(false);
     for (const auto& group : unit->groups()) {

@@ -12,7 +12,7 @@
 namespace sherd {
 
 void check_capturable(Runtime& runtime) {
-  runtime.check_resting("StepGraph::capture");
+  runtime.check_between_passes("StepGraph::capture");
   runtime.check_between_steps("StepGraph::capture");
   const auto& parts = runtime.parts();
   const auto& name = runtime.root().name();
@@ -48,9 +48,10 @@ void stop_capturing(Runtime& runtime) noexcept {
 }
 
 void before_replay(Runtime& runtime, int64_t update_version, bool takes_tokens) {
-  runtime.check_resting("StepGraph::replay");
-  runtime.check_between_steps("StepGraph::replay");
+  runtime.check_between_passes("StepGraph::replay");
   auto& parts = runtime.parts();
+  if (parts.state.has_failed()) recover(parts);
+  runtime.check_between_steps("StepGraph::replay");
   const auto& name = runtime.root().name();
   const auto now = parts.units.frozen();
   size_t i = 0;
@@ -84,12 +85,12 @@ void after_replay(Runtime& runtime) {
   }
   parts.program.signal_published();
   parts.state.note_replay();
-  const bool news = parts.watch.has_findings();
+  const bool has_findings = parts.watch.has_findings();
   parts.watch.copy_to_host();
   const int64_t step = parts.state.step();
   auto record = RankRecords::Record::of_pass(
       step, static_cast<int64_t>(parts.program->fingerprint()), /*pass=*/0, /*flags=*/0);
-  record.news = news;
+  record.has_findings = has_findings;
   parts.agreement.records().start(
       record, [step] { return c10::str("replays the graph of step ", step); });
 }

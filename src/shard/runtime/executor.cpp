@@ -35,8 +35,8 @@ void Executor::forget() {
   issued_inside_ = 0;
 }
 
-/// An instruction counts as issued once it has been queued, so that catch_up() begins with the one
-/// that has failed.
+/// An instruction counts as issued just before it is queued. What is queued is started sooner or
+/// later, also if its first start throws, so catch_up() begins with the next one.
 void Executor::issue_next() {
   const auto& instruction = section_->instructions[next_];
   const bool on_compute = instruction.stream == Stream::compute;

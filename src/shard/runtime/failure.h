@@ -39,9 +39,10 @@ class BackwardEnd {
 
   /// Any thread; fail() and wait() may call it through `fail`, with their lock held.
   void set_over() { over_ = true; }
-  /// Calls `fail` unless the backward is over, and wakes who waits.
+  /// Calls `fail` unless the backward is over, and wakes threads in wait().
   void fail(const std::function<void()>& fail) noexcept;
-  /// Waits until the backward is over, some seconds at most; then calls `fail` if it is not.
+  /// Waits until the backward is over, 10 s at most; then calls `fail` if it is not. Autograd's
+  /// thread may still be at a node then.
   void wait(const std::function<void()>& fail) noexcept;
 
  private:

@@ -3,9 +3,7 @@
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-
-#include <chrono>
-#include <thread>
+#include <c10/util/Exception.h>
 
 #include "shard/runtime/pass_agreement.h"
 
@@ -26,11 +24,6 @@ Follower::Follower(
       executor_(executor),
       records_(records),
       watch_(watch) {}
-
-/// How often a rank without data looks at what the others do: they need the cores.
-void Follower::pause() {
-  std::this_thread::sleep_for(std::chrono::microseconds(100));
-}
 
 void Follower::begin(bool idle, bool follows) {
   followed_.reset();
@@ -58,14 +51,19 @@ void Follower::follow(CallTracker& calls, bool order_known, bool block) {
   while (!followed_) {
     if (!records_.is_following()) records_.start_following(watch_.has_findings());
     // The others finish what the program has issued before they ask for more: that takes this rank.
+    LongWait wait;
     while (block && !records_.arrived()) {
       program_.streams().pump();
-      pause();
+      wait.pause();
     }
     if (!records_.arrived()) return;
     const auto next = records_.followed();
     follows_ = next.has_value();
     if (!follows_) return;  // no rank has data
+    TORCH_CHECK(
+        next->kind != RankRecords::Kind::recovery, "[shard] this rank, ", world_.rank(),
+        ", has no data in a pass that the other ranks have given up: catch this error and call "
+        "sherd::idle_pass again, as they begin the pass again");
     if (const auto unit = next->unforeseen_unit()) {
       executor_.gather_now(units_[*unit], state_.forward_flags(/*train=*/true).changed);
       continue;

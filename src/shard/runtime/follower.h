@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "comm/long_wait.h"
 #include "plan/call_tracker.h"
 #include "shard/diagnostics/watch.h"
 #include "shard/rank_records.h"
@@ -19,7 +20,8 @@ namespace sherd {
 // expect, and need its shards for that. So it follows: it joins each of their records, whatever it
 // says, takes part in the gathers of unforeseen units, and goes on to what comes next on all ranks,
 // a new order or the backward. These gathers run on the communicators of reductions, which the
-// forward does not use: on those of gathers this rank may be ahead of the others.
+// forward does not use: on those of gathers this rank may be ahead of the others. If the others go
+// on after an exception, it has joined their recovery, and throws: its own recover() comes next.
 
 /// What a rank without data (sherd::idle_pass) does beside the program.
 class Follower {
@@ -43,10 +45,11 @@ class Follower {
   /// for events.
   template <class Follow>
   void follow_until(const std::vector<int32_t>& events, const Follow& follow) {
+    LongWait wait;
     while (follows_ && state_.phase() == StepState::Phase::forward &&
            !program_.streams().have_happened(events)) {
       follow();
-      pause();
+      wait.pause();
     }
   }
   /// What the others do next, if this rank knows it; then it is forgotten.
@@ -55,8 +58,6 @@ class Follower {
   }
 
  private:
-  static void pause();
-
   World world_;
   const ModelUnits& units_;
   const StepState& state_;

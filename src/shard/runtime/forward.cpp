@@ -115,7 +115,7 @@ void Forward::run_rest() {
 // As in Note [The phase ends last]: what throws here fails the forward.
 std::shared_ptr<Pass> Forward::end() {
   drop_copy(calls_.needless_copy());
-  parts_.agreement.look();
+  parts_.agreement.await_record();
   auto& follower = parts_.follower;
   if (follower.is_idle()) follower.follow(calls_, parts_.orders.is_known(), /*block=*/true);
   parts_.state.note_gathered(pass_->train);
@@ -180,7 +180,7 @@ void Forward::look_while_waiting(const Instruction& instruction) {
   // Not on CUDA, where the host does not wait for gathers: it looks at the end of the pass. A look
   // in between would have to return at once, so ranks would find a difference at different points
   // and leave collectives behind that the others never join.
-  if (!parts_.world.device().is_cuda()) parts_.agreement.look();
+  if (!parts_.world.device().is_cuda()) parts_.agreement.await_record();
   parts_.follower.follow_until(instruction.waits, [this] {
     parts_.follower.follow(calls_, parts_.orders.is_known(), /*block=*/false);
   });

@@ -17,7 +17,7 @@ namespace {
 /// Throws unless a unit that has another root may get a new one.
 void check_free(const Unit& unit, const Unit& root) {
   if (!unit.runtime() || !unit.runtime()->units().has_root()) return;
-  unit.runtime()->check_resting("a new root");
+  unit.runtime()->check_between_passes("a new root");
   TORCH_CHECK(
       unit.runtime()->state().backwards_done() == 0, "[shard] unit '", unit.name(),
       "' is part of a step of the root '", unit.runtime()->root().name(),
@@ -88,7 +88,7 @@ void ModelUnits::drop(const Unit& unit) noexcept {
   std::replace(units_.begin(), units_.end(), const_cast<Unit*>(&unit), static_cast<Unit*>(nullptr));
 }
 
-void ModelUnits::check_complete() const {
+void ModelUnits::check_none_deleted() const {
   for (const auto* unit : units_) {
     TORCH_CHECK(unit, "[shard] a unit of this model was deleted: shard the model anew");
   }

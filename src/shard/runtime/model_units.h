@@ -33,7 +33,7 @@ class ModelUnits {
   /// Forgets a unit that is being deleted.
   void drop(const Unit& unit) noexcept;
   /// Throws if a unit was deleted.
-  void check_complete() const;
+  void check_none_deleted() const;
   /// Units without parameters live as long as one that has some.
   void keep_parameterless_units_alive();
 
@@ -53,8 +53,8 @@ class ModelUnits {
   /// Returns whether each of the parameters that were trainable when they were sharded is frozen
   /// now, in the order of trainable_only(parameter_shards()).
   std::vector<bool> frozen() const;
-  /// Whether the backward that autograd runs on this thread, or any outside one, brings a gradient
-  /// to a parameter.
+  /// Inside a backward: whether it brings a gradient to a parameter. Outside: whether any parameter
+  /// is trainable now.
   bool is_reached() const;
   /// Throws, naming it, if a parameter has no values.
   void check_initialised() const;

@@ -54,7 +54,7 @@ void PassAgreement::begin_pass(
     program_agreed_ = true;
     return;
   }
-  record.news = watch_.has_findings();
+  record.has_findings = watch_.has_findings();
   record.new_recomputes = !pass.new_recomputes.empty();
   records_.start(
       record, [this, program = program_.shared(), step, number, what, frozen = state_.frozen] {
@@ -88,24 +88,32 @@ void PassAgreement::begin_update(const char* caller) {
 }
 
 int64_t PassAgreement::recover(const Executor& executor) {
-  records_.check(/*block=*/true);
   const int64_t issued = executor.issued();
   const bool catches_up = !world_.device().is_cuda();
-  records_.start(
-      RankRecords::Record::of_recovery(
-          catches_up ? executor.issued_outside() : issued, executor.section(),
-          state_.backwards_done()),
-      [&executor, issued, root = units_.root().name()] {
-        return c10::str(
-            "goes on after an exception in '", root, "', with ", issued,
-            " collectives behind it\nsection: ", executor.section(),
-            "\ncollectives before it: ", executor.issued_outside());
-      });
-  records_.check(/*block=*/true);
-  return catches_up ? records_.max_of({issued}).front() : issued;
+  const auto record = RankRecords::Record::of_recovery(
+      catches_up ? executor.issued_outside() : issued, executor.section(), state_.backwards_done());
+  const auto words = [&executor, issued, root = units_.root().name()] {
+    return c10::str(
+        "goes on after an exception in '", root, "', with ", issued,
+        " collectives behind it\nsection: ", executor.section(),
+        "\ncollectives before it: ", executor.issued_outside());
+  };
+  const auto followed = records_.take_followed_recovery();
+  if (!followed) {
+    records_.check(/*block=*/true);
+    records_.start(record, words);
+    records_.check(/*block=*/true);
+  }
+  const int64_t furthest = catches_up ? records_.max_of({issued}).front() : issued;
+  // The others have agreed among themselves already, and learn of this in their next record.
+  TORCH_CHECK(
+      !followed || followed->agrees_with(record), "[shard.agree] rank ", world_.rank(),
+      ", which had no data, ", words(),
+      "\nThe other ranks go on after an exception in another section");
+  return furthest;
 }
 
-void PassAgreement::look() {
+void PassAgreement::await_record() {
   if (records_.is_open() && !records_.is_following()) records_.check(/*block=*/true);
 }
 

@@ -17,7 +17,7 @@
 
 namespace sherd {
 
-/// Whether a section has collectives.
+/// Whether a section has instructions on a stream other than compute.
 bool communicates(const Section& section);
 
 /// The points of a step at which the ranks of a model compare what they do. Each throws an error
@@ -56,7 +56,7 @@ class PassAgreement {
   /// before a unit's parameters are used: a gather can't end before all ranks have come this far,
   /// so waiting costs nothing, and a difference is found before anything is computed from it. On
   /// CUDA it is called at the end of a pass.
-  void look();
+  void await_record();
   /// The program is known to be the same on all ranks, or is another from now on.
   void set_program_agreed(bool agreed) { program_agreed_ = agreed; }
   bool is_program_agreed() const { return program_agreed_; }

@@ -36,7 +36,7 @@ std::shared_ptr<Runtime> Runtime::of_model(const torch::nn::Module& model, const
       unit, "[shard] ", caller, " is called with '", model.name(),
       "', which is not sharded: call sherd::fully_shard on the whole model, last");
   auto runtime = of(*unit);
-  runtime->parts_.units.check_complete();
+  runtime->parts_.units.check_none_deleted();
   TORCH_CHECK_VALUE(
       &runtime->root() == unit.get(), "[shard] ", caller, " is called with unit '", unit->name(),
       "', which is not the root: pass '", runtime->root().name(), "'");
@@ -46,9 +46,9 @@ std::shared_ptr<Runtime> Runtime::of_model(const torch::nn::Module& model, const
 // ---- forward ------------------------------------------------------------------------------------
 
 UnitCall Runtime::before_forward(Unit& unit) {
-  const LongWaitScope scope(parts_.abandonment.look());
+  const LongWaitScope scope(parts_.abandonment.check_function());
   notice_failure();
-  parts_.units.check_complete();
+  parts_.units.check_none_deleted();
   if (replayed_region()) return recompute(unit);
   TORCH_CHECK(
       state().phase() != Phase::backward, "[shard] unit '", unit.name(),
@@ -56,7 +56,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
   // A recompute runs its forward without gradients; its backward comes later.
   const bool train = c10::GradMode::is_enabled() || recorded_region() != 0;
   const OutsideInference normal;
-  if (state().is_resting()) {
+  if (state().is_between_passes()) {
     TORCH_CHECK(
         &unit == &root(), "[shard] unit '", unit.name(), "' is called outside its root '",
         root().name(), "': call the root, or shard the unit's module on its own");
@@ -75,7 +75,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
 }
 
 void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs) {
-  const LongWaitScope scope(parts_.abandonment.look());
+  const LongWaitScope scope(parts_.abandonment.check_function());
   const bool hooks = c10::GradMode::is_enabled() && call.pass_->train;
   const OutsideInference normal;
   const bool ends = !call.replayed_ && forward_.leave(*call.unit_);
@@ -163,12 +163,13 @@ UnitCall Runtime::recompute(Unit& unit) {
 }
 
 void Runtime::before_backward(const UnitCall& call) {
-  const LongWaitScope scope(parts_.abandonment.look());
+  const LongWaitScope scope(parts_.abandonment.check_function());
   ensure_backward(call);
   backward_.enter(call.position_);
 }
 
 void Runtime::after_backward(const UnitCall& call) {
+  const LongWaitScope scope(parts_.abandonment.check_function());
   if (backward_.is_of(call.pass_)) backward_.leave(call.position_);
 }
 
@@ -178,10 +179,10 @@ void Runtime::after_backward(const UnitCall& call) {
 // would be in the sum without being counted, and a caller that repeats the micro-batch would add
 // them twice. Only report_findings() comes later: its error is about gradients that are complete.
 void Runtime::finish_backward() {
-  const LongWaitScope scope(parts_.abandonment.look());
+  const LongWaitScope scope(parts_.abandonment.check_function());
   const auto pass = backward_.finish();
   auto& agreement = parts_.agreement;
-  agreement.look();
+  agreement.await_record();
   agreement.note_findings();
   if (agreement.records().take_new_recomputes() && parts_.orders.adopt_recomputes(*pass)) {
     parts_.use(parts_.orders.next());
@@ -196,8 +197,8 @@ void Runtime::finish_backward() {
 }
 
 void Runtime::idle_pass() {
-  const LongWaitScope scope(parts_.abandonment.look());
-  check_resting("idle_pass");
+  const LongWaitScope scope(parts_.abandonment.check_function());
+  check_between_passes("idle_pass");
   const bool train = c10::GradMode::is_enabled();
   TORCH_CHECK(
       !train || !parts_.units.is_reached() || !state().has_all_backwards(),
@@ -241,7 +242,7 @@ void Runtime::notice_failure() noexcept {
 void Runtime::drop(const Unit& unit) noexcept {
   notice_failure();
   // What is under way may still read its shards.
-  streams().abandon();
+  streams().close(state().has_failed());
   parts_.units.drop(unit);
   parts_.shards.clear();  // they hold its memory
 }

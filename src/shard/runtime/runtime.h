@@ -42,7 +42,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // ---- the step ----------------------------------------------------------------------------
   void set_micro_batches(int64_t count);
-  /// Throws unless all backwards of the step are done, on all ranks. Collective.
+  /// Throws unless all backwards of the step are done on this rank. CPU, several ranks: compares
+  /// that with the other ranks, too (collective; blocks).
   void check_complete(const char* caller);
   void divide_by_tokens(double tokens);
   /// Copies main weights to model weights, and begins the next step. `by_optimizer`: the model
@@ -61,7 +62,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Waits until nothing is under way, between passes. Collective after an exception.
   void wait_until_idle(const char* caller);
   /// Throws, naming the unit, if something is gathered or under way.
-  void check_resting(const char* caller);
+  void check_between_passes(const char* caller);
   /// Throws in the middle of a step.
   void check_between_steps(const char* caller) const;
   /// Waits until a backward that failed is over: its caller may be told before autograd's thread

@@ -38,7 +38,7 @@ void Runtime::attach_gradients() {
 void Runtime::set_micro_batches(int64_t count) {
   TORCH_CHECK_VALUE(
       count >= 1, "[shard] micro_batches(", root().name(), ", ", count, "): at least 1");
-  check_resting("micro_batches");
+  check_between_passes("micro_batches");
   TORCH_CHECK(
       state().backwards_done() == 0, "[shard] micro_batches(", root().name(), ", ", count,
       ") in the middle of a step: ", state().backwards_done(), " of ", state().micro_batches(),
@@ -57,21 +57,17 @@ void Runtime::set_micro_batches(int64_t count) {
 }
 
 void Runtime::check_complete(const char* caller) {
-  check_resting(caller);
+  check_between_passes(caller);
   if (state().frozen.empty()) return;  // nothing is trainable: its backwards are of no step
   TORCH_CHECK(
       state().has_all_backwards(), "[shard] ", caller, " after ", state().backwards_done(),
       " of the ", state().micro_batches(), " backwards that make a step of '", root().name(),
       "': run the rest first, or say another number with sherd::micro_batches");
-  const LongWaitScope scope(parts_.abandonment.look());
+  const LongWaitScope scope(parts_.abandonment.check_function());
   parts_.agreement.begin_update(caller);
 }
 
 void Runtime::divide_by_tokens(double tokens) {
-  TORCH_CHECK_VALUE(
-      root().root_options().loss == Loss::per_token, "[shard] tokens are given for '",
-      root().name(),
-      "', but its loss is not per token: set RootOptions::loss = sherd::Loss::per_token");
   TORCH_CHECK_VALUE(
       tokens > 0, "[shard] the step of '", root().name(), "' has ", tokens, " tokens on all ranks");
   TORCH_CHECK(!state().is_divided(), "[shard] the gradients are already divided by the tokens");
@@ -96,7 +92,7 @@ void Runtime::warn_if_unchanged() const {
 }
 
 void Runtime::publish(bool by_optimizer) {
-  check_resting("publish");
+  check_between_passes("publish");
   const int64_t done = state().backwards_done();
   TORCH_CHECK(
       state().is_between_steps(), "[shard] publish after ", done, " of the ",
@@ -151,14 +147,14 @@ void Runtime::finish() {
 }
 
 void Runtime::wait_until_idle(const char* caller) {
-  check_resting(caller);
+  check_between_passes(caller);
   if (state().has_failed()) recover(parts_);
   finish();
 }
 
-void Runtime::check_resting(const char* caller) {
+void Runtime::check_between_passes(const char* caller) {
   notice_failure();
-  if (state().is_resting()) return;
+  if (state().is_between_passes()) return;
   const bool forward = state().phase() == StepState::Phase::forward;
   for (const auto* unit : parts_.units) {
     const auto& activity = unit->activity();

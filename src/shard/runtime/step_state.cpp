@@ -46,12 +46,12 @@ void StepState::end_backward() {
   still_gathered_ = false;
 }
 
-bool StepState::count_backward() {
-  return trains_ && ++backwards_done_ == micro_batches_;
+void StepState::count_backward() {
+  if (trains_) ++backwards_done_;
 }
 
 bool StepState::fail() noexcept {
-  if (is_resting()) return false;
+  if (is_between_passes()) return false;
   if (phase_ == Phase::backward && trains_) {
     backwards_done_ = 0;
     incomplete_gradients_ = true;

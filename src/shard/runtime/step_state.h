@@ -10,7 +10,8 @@ namespace sherd {
 
 /// Where a model is in its step: which pass is under way, how many backwards are done, which
 /// weights it computes with. Counters and flags alone, so every transition can be tested without a
-/// device. A transition that is not legal in the present phase throws std::logic_error.
+/// device. begin_forward(), end_forward(), begin_backward(), end_backward() and recover() throw
+/// std::logic_error in the wrong phase; the other functions do not check it.
 ///
 ///   resting -> forward -> resting        begin_forward, end_forward
 ///   resting -> backward -> resting       begin_backward, end_backward
@@ -22,7 +23,7 @@ class StepState {
 
   Phase phase() const { return phase_; }
   /// No pass is under way. The last one may have failed.
-  bool is_resting() const { return phase_ == Phase::resting || phase_ == Phase::failed; }
+  bool is_between_passes() const { return phase_ == Phase::resting || phase_ == Phase::failed; }
   bool has_failed() const { return phase_ == Phase::failed; }
 
   // ---- passes ------------------------------------------------------------------------------
@@ -43,8 +44,8 @@ class StepState {
   bool trains() const { return trains_; }
   void begin_backward();
   void end_backward();
-  /// Counts the backward that has ended. Returns whether the step's gradients are complete now.
-  bool count_backward();
+  /// Counts the backward that has ended.
+  void count_backward();
   /// An exception ended the pass, if one is under way. Returns whether one was.
   bool fail() noexcept;
   /// All ranks know of the failure and go on.
@@ -89,7 +90,7 @@ class StepState {
   /// The device has made a step.
   void note_replay();
 
-  /// Of each parameter that was trainable when it was sharded: whether it was frozen when the last
+  /// For each parameter that was trainable when it was sharded: whether it was frozen when the last
   /// backward began.
   std::vector<bool> frozen;
 

@@ -27,8 +27,8 @@ struct UnitParameter {
 /// owns the parameters, and the parameters keep the unit alive; this refers to them weakly.
 class UnitMembers {
  public:
-  /// Takes the candidates as parameters of `unit`, in groups by dtype, mesh and trainability.
-  /// Collective.
+  /// Takes the candidates as parameters of `unit`, in groups by dtypes, mesh, axes, placement and
+  /// trainability. Collective.
   void take(
       const std::vector<UnshardedParameter>& candidates,
       const UnitSettings& settings,
@@ -46,8 +46,8 @@ class UnitMembers {
   void prepare_nodes(const std::weak_ptr<Unit>& unit);
   /// Appends, for each parameter that was trainable when it was sharded, whether it is frozen now.
   void add_frozen(std::vector<bool>& frozen) const;
-  /// Returns whether the backward that autograd runs on this thread, or any outside one, brings a
-  /// gradient to one of the parameters.
+  /// Inside a backward: returns whether it brings a gradient to one of the parameters. Outside:
+  /// whether one of them is trainable now.
   bool are_reached() const;
 
  private:

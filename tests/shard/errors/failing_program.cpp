@@ -9,6 +9,7 @@
 #include <iostream>
 #include <map>
 #include <new>
+#include <optional>
 #include <thread>
 
 #include "shard/failure_fixture.h"
@@ -37,8 +38,13 @@ struct Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 
   at::Tensor forward() { return model(torch::ones({4, 7}), torch::zeros({4, 3})); }
-  void step() {
-    forward().backward();
+  /// `idle`: this rank has no data in it.
+  void step(bool idle = false) {
+    if (idle) {
+      idle_pass(model);
+    } else {
+      forward().backward();
+    }
     sherd::step(model, *optimizer);
   }
 };
@@ -83,21 +89,33 @@ void misbehave(const std::string& mode, Training& training) {
     training.forward();
   } else if (mode == "micro_batches") {
     micro_batches(training.model, 2);
+  } else if (mode == "idles_with_frozen_parameters") {
+    training.model->blocks[1]->parameters().front().set_requires_grad(false);
+    try {
+      idle_pass(training.model);
+    } catch (const c10::Error& error) {
+      print("thrown", error.what_without_backtrace());
+      std::this_thread::sleep_for(3s);  // the others must not learn of it by this rank's end
+    }
   } else if (mode != "nothing" && mode != "reports_late") {
     throw std::invalid_argument("unknown mode " + mode);
   }
 }
 
-/// The block in which rank 1 fails, in the modes in which all ranks catch their errors.
+/// The block in which rank 1 fails, in the modes in which all ranks catch their errors; with
+/// `beside_idle`, rank 2 has no data in that step.
 struct Fault {
   size_t block;
   bool in_backward;
+  bool beside_idle = false;
 };
 const std::map<std::string, Fault> kCaught{
     {"caught_in_an_early_forward", {1, false}},
     {"caught_in_a_late_forward", {11, false}},
     {"caught_in_an_early_backward", {10, true}},
-    {"caught_in_a_late_backward", {3, true}}};
+    {"caught_in_a_late_backward", {3, true}},
+    {"caught_in_a_forward_beside_an_idle_rank", {5, false, true}},
+    {"caught_in_a_backward_beside_an_idle_rank", {5, true, true}}};
 
 /// All ranks catch what is thrown in the third step and try again. In the end they have the weights
 /// of a training that nothing happens to.
@@ -106,7 +124,8 @@ void run_caught(const Fault& fault) {
   auto training = make_training(kManyBlocks);
   auto& block = training.model->blocks[fault.block];
   for (int64_t step = 0; step < 5; ++step) {
-    undisturbed.step();
+    const bool idle = fault.beside_idle && step == 2 && test_world().rank() == 2;
+    undisturbed.step(idle);
     went_wrong = std::chrono::steady_clock::now();
     if (step == 2 && test_world().rank() == 1) {
       block->before = fault.in_backward ? in_backward : throw_logic_error;
@@ -114,7 +133,7 @@ void run_caught(const Fault& fault) {
     }
     for (int64_t tries = 1;; ++tries) {
       try {
-        training.step();
+        training.step(idle);
         break;
       } catch (const std::exception& error) {
         block->before = nullptr;
@@ -129,6 +148,21 @@ void run_caught(const Fault& fault) {
   std::cout << "rank " << test_world().rank() << " is through" << std::endl;
 }
 
+/// All ranks catch what is thrown in the first step and drop the model. Rank 1 leaves much later.
+void run_dropped() {
+  std::optional<Training> training = make_training(kManyBlocks);
+  const bool odd_one = test_world().rank() == 1;
+  if (odd_one) training->model->blocks[1]->before = throw_logic_error;
+  try {
+    training->step();
+  } catch (const std::exception& error) {
+    went_wrong = std::chrono::steady_clock::now();
+    training.reset();
+    print("dropped", error.what());
+  }
+  if (odd_one) std::this_thread::sleep_for(3s);
+}
+
 void run(const std::string& mode, std::chrono::milliseconds patience) {
   const auto world =
       World::from_environment({.backend = Backend::mpi, .operation_timeout = patience});
@@ -136,6 +170,7 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
   if (const auto fault = kCaught.find(mode); fault != kCaught.end()) {
     return run_caught(fault->second);
   }
+  if (mode == "drops_the_model") return run_dropped();
   const bool odd_one = world.rank() == 1;
   auto training = make_training();
   went_wrong = std::chrono::steady_clock::now();
@@ -159,7 +194,12 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
       }
       if (odd_one) misbehave(mode, training);
     }
-    training.step();
+    try {
+      training.step();
+    } catch (const c10::Error& error) {  // before the world is closed, which waits for all ranks
+      print("thrown", error.what_without_backtrace());
+      throw;
+    }
     if (mode != "reports_late") continue;
     if (odd_one && step == 2) std::this_thread::sleep_for(std::min(patience + 1500ms, 12'000ms));
     findings(training.model);

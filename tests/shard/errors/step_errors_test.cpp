@@ -219,9 +219,11 @@ TEST(ErrorsTest, ALossPerTokenNeedsTheTokens) {
   fixture.train();
   fixture.pass(0);
   const auto before = main_weights(*fixture.model);
-  expect_error({"[shard]", "'FaultyModel'", "per token", ".tokens"}, [&] {
-    step(fixture.model, *fixture.optimizer);
-  });
+  if (test_world().rank() == 0) {  // the others wait until it has corrected itself
+    expect_error({"[shard]", "'FaultyModel'", "per token", ".tokens"}, [&] {
+      step(fixture.model, *fixture.optimizer);
+    });
+  }
   expect_error({"[shard]", "'FaultyModel'", "0 tokens"}, [&] {
     step(*fixture.model, *fixture.optimizer, {.tokens = 0});
   });
@@ -230,8 +232,10 @@ TEST(ErrorsTest, ALossPerTokenNeedsTheTokens) {
   fixture.expect_alike();
   fixture.train();
   fixture.pass(0);
-  expect_error(
-      {"gradient_norm of 'FaultyModel'", ".tokens"}, [&] { gradient_norm(fixture.model); });
+  if (test_world().rank() == 0) {
+    expect_error(
+        {"gradient_norm of 'FaultyModel'", ".tokens"}, [&] { gradient_norm(fixture.model); });
+  }
   EXPECT_GT(gradient_norm(fixture.model, {.tokens = 4}), 0);
   fixture.optimizer->step();  // finds no gradients, as they are not divided yet
   expect_error(
@@ -245,9 +249,11 @@ TEST(ErrorsTest, TokensNeedALossPerToken) {
   fixture.train();
   fixture.pass(0);
   const auto before = main_weights(*fixture.model);
-  expect_error({"[shard]", "tokens", "'FaultyModel'", "sherd::Loss::per_token"}, [&] {
-    step(*fixture.model, *fixture.optimizer, {.tokens = 4});
-  });
+  if (test_world().rank() == 0) {
+    expect_error({"[shard]", "tokens", "'FaultyModel'", "sherd::Loss::per_token"}, [&] {
+      step(*fixture.model, *fixture.optimizer, {.tokens = 4});
+    });
+  }
   expect_same_bits(main_weights(*fixture.model), before);
   fixture.update();
   fixture.expect_alike();
