@@ -2,9 +2,10 @@
 #pragma once
 
 // All of Sherd except models/, nn/functional.h, checkpoint/inspect.h and version.h. Errors are
-// exceptions: c10::ValueError for wrong arguments, c10::DistBackendError for failed communication,
-// other c10::Error for calls at the wrong time; plan/ throws std::invalid_argument and
-// std::runtime_error.
+// exceptions: c10::ValueError for wrong arguments; c10::DistBackendError for failed communication;
+// other c10::Error for calls at the wrong time, ranks that differ or have failed, an MPI that can't
+// be started, and files. plan/ throws std::invalid_argument and std::runtime_error, also through
+// the functions that build a program (a budget that is exceeded).
 
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/comm/communicator.h"

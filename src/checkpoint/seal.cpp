@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "checkpoint/checksum_index.h"
+#include "checkpoint/file_plan.h"
 #include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/shared_file.h"
@@ -26,6 +28,13 @@ void seal_checkpoint(
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".safetensors") continue;
     const auto name = entry.path().filename().string();
+    const bool known = std::any_of(kSets.begin(), kSets.end(), [&](Set set) {
+      return name.starts_with(std::string(to_text(set)) + "-");
+    });
+    TORCH_CHECK_VALUE(
+        known, "[checkpoint] ", folder, " has a file '", name,
+        "', which is none of a checkpoint's (model-*, main-*, first_moment-*, second_moment-*): "
+        "rename or remove it");
     const MappedFile file(entry.path().string());
     const auto header = parse_safetensors(file.path(), {file.data(), file.size()});
     std::vector<BlockRecord> blocks;

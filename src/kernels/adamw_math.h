@@ -74,7 +74,7 @@ inline C10_HOST_DEVICE void advance(
   if (rules.max_norm > 0 && norm > rules.max_norm) coefficient *= rules.max_norm / norm;
   fields[control::coefficient] = coefficient;
   if (finite) fields[control::step] += 1;
-  if (!rules.scaled) return;
+  if (!rules.scaled || fields[control::tokens] == 0) return;
   if (!finite) {
     fields[control::scale] *= rules.backoff;
     fields[control::healthy] = 0;

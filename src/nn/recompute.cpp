@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "device/random_state.h"
+#include "nn/weight_gradient.h"
 #include "shard/autocast_state.h"
 #include "shard/region.h"
 #include "shard/unit/parameter_node.h"
@@ -79,6 +80,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
+    refuse_second_derivative("recompute");
     const bool partial = is_partial_backward();
     const auto recipe =
         c10::static_intrusive_pointer_cast<Recipe>(context->saved_data["recipe"].toCapsule());

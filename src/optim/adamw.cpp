@@ -306,6 +306,9 @@ void AdamW::step(const StepOptions& options) {
 /// elements names the parameter. Collective.
 void AdamW::State::check_finite(const ShardedModel& model) const {
   if (value(control::skip) == 0) return;
+  TORCH_CHECK_VALUE(
+      value(control::tokens) != 0, "[optim] step ", model.steps(), " of '", model.name(),
+      "' has no tokens on any rank: no weight was changed");
   model.report_findings(": no weight was changed");
   throw NotFiniteError(
       {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},

@@ -10,8 +10,8 @@ struct StepGraph::State {};
 StepGraph::StepGraph(ModuleRef) {
   TORCH_CHECK_VALUE(
       false,
-      "[shard.graph] this build of Sherd has no CUDA, and graphs are of GPUs: put nvcc on PATH and "
-      "build again");
+      "[shard.graph] CUDA graphs need a GPU, and this build of Sherd has no CUDA: put nvcc on PATH "
+      "and build again");
 }
 StepGraph::~StepGraph() = default;
 void StepGraph::on_stream(const std::function<void()>&) const {}

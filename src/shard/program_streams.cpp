@@ -237,11 +237,12 @@ void ProgramStreams::finish() {
 }
 
 void ProgramStreams::close(bool after_failure) noexcept {
-  // All ranks have issued the same, so it comes to an end, and the communicators can serve another
-  // model. With an exception on its way, peers may never join: then what has not started is
-  // dropped, and what has keeps its tensors alive. After a pass has failed, either may be so: on
-  // CPU, a long wait means that peers do not join. On CUDA, memory must not be freed while a
-  // collective may still write to it, so the host waits as long as an operation may take.
+  // All ranks have issued the same, so it comes to an end, and the communicators, where models
+  // share them, can serve another one. With an exception on its way, peers may never join: then
+  // what has not started is dropped, and what has keeps its tensors alive. After a pass has failed,
+  // either may be so: on CPU, a long wait means that peers do not join. On CUDA, memory must not be
+  // freed while a collective may still write to it, so the host waits as long as an operation may
+  // take.
   if (std::uncaught_exceptions() == 0) {
     static const std::function<void()> give_up = [] { throw std::runtime_error("a long wait"); };
     std::optional<LongWaitScope> limit;

@@ -23,8 +23,8 @@ class Recorder;
 ///
 /// CUDA: the current stream is `compute`; the program has three more. Everything is enqueued at
 /// once, and the host never waits. CPU: the compute stream is the host itself; each other stream is
-/// a queue, whose collectives run on the progress thread once their events have happened, and whose
-/// kernels run on the host in the next call of a function of this class.
+/// a queue. Calls of this class's functions start its collectives and run its kernels, once their
+/// events have happened; a thread of the backend moves the collectives forward.
 class ProgramStreams {
  public:
   /// A function that starts an instruction: gets its stream on CUDA, and returns the Work to wait

@@ -20,8 +20,8 @@ namespace sherd {
 namespace {
 
 // Note [Records are reduced]
-// Each field that must be equal travels twice, as it is and with all bits turned over, and each
-// rank gets the largest of both: the field's largest value and, turned over again, its smallest.
+// Each field that must be equal is sent twice, as it is and with all bits inverted, and each rank
+// gets the largest of both: the field's largest value and, inverted again, its smallest.
 // They are the same if and only if all ranks said the same. A field without a value is the least
 // number in both places, which changes neither. The flags follow: one rank's is enough.
 enum Field : size_t { kKind, kNumber, kHash, kDetail, kCompared };

@@ -45,7 +45,8 @@ class RankRecords {
     static Record of_first_order() { return {Kind::order}; }
     /// A forward has ended that went another way than the program, after `issued` collectives.
     static Record of_new_order(int64_t issued) { return {Kind::unforeseen, issued}; }
-    /// A rank goes on after an exception in `section`, after `issued` collectives.
+    /// A rank goes on after an exception in `section`. `issued`: its collectives, on CPU those
+    /// before the section.
     static Record of_recovery(int64_t issued, const std::string& section, int64_t backwards_done) {
       return {Kind::recovery, issued, hash_of(section), backwards_done};
     }

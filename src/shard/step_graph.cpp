@@ -28,7 +28,7 @@ StepGraph::StepGraph(ModuleRef model) {
   const auto device = runtime->world().device();
   TORCH_CHECK_VALUE(
       device.is_cuda(), "[shard.graph] a step of '", runtime->root().name(),
-      "' can't be captured: it runs on ", device, ", and graphs are of GPUs");
+      "' can't be captured: it runs on ", device, ", and CUDA graphs need a GPU");
   TORCH_CHECK_VALUE(
       runtime->program().options().memory == MemoryKind::planned, "[shard.graph] a step of '",
       runtime->root().name(),

@@ -6,6 +6,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/small_model.h"
 #include "files/temporary_folder.h"
+#include "shard/failure_fixture.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/checkpoint/inspect.h"
 
@@ -20,6 +21,15 @@ std::string two_tensors(const std::string& folder, c10::ScalarType dtype, float 
       {{"kept", at::tensor({0.5F})}, {"other", at::tensor({1.0F, last}).to(dtype)}});
   seal_checkpoint(folder, {{"step", 1}}, std::nullopt);
   return folder;
+}
+
+TEST(CheckpointCompare, AFolderWithAForeignTensorFileIsNotSealed) {
+  const TemporaryFolder place;
+  const auto folder = two_tensors(place.file("foreign"), at::kFloat);
+  write_safetensors(folder + "/adapter.safetensors", {{"kept", at::tensor({0.5F})}});
+  expect_error({"[checkpoint]", "'adapter.safetensors'", "rename or remove it"}, [&] {
+    seal_checkpoint(folder, {{"step", 1}}, std::nullopt);
+  });
 }
 
 TEST(CheckpointCompare, NamesTensorsThatDifferInDtypeAlone) {

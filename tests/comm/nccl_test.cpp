@@ -55,6 +55,18 @@ TEST(NcclTest, WaitsForTheCurrentStreamAndIsWaitedForByIt) {
   EXPECT_EQ(copy.sum().item<float>(), 3000.0f * static_cast<float>(comm.size()));
 }
 
+TEST(NcclTest, DifferentListsInOneGroupOfASplitThrowOnAllRanks) {
+  auto& comm = test_world().communicator();
+  if (comm.size() != 4) return;
+  const auto rank = comm.rank();
+  const std::vector<int64_t> pair = rank == 0   ? std::vector<int64_t>{0, 1}
+                                    : rank == 1 ? std::vector<int64_t>{1, 0}
+                                                : std::vector<int64_t>{2, 3};
+  EXPECT_THROW(comm.split(pair, "pairs"), c10::ValueError);
+  const auto half = comm.split({rank / 2 * 2, rank / 2 * 2 + 1}, "pairs");
+  EXPECT_EQ(half->rank(), rank % 2);
+}
+
 TEST(NcclTest, TakesACapOnCtasAndAPriority) {
   const auto world = World::from_environment(
       {.backend = Backend::nccl, .high_priority_stream = false, .max_ctas = 1});

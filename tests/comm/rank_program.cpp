@@ -7,10 +7,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
+#include "comm/backends.h"
 #include "sherd/comm/world.h"
 
 using namespace std::chrono_literals;
@@ -25,6 +27,14 @@ void all_reduce(const sherd::World& world, int64_t count) {
   world.communicator().all_reduce(values(world, count), sherd::Reduction::sum()).synchronize();
 }
 
+/// From here on, failures_test.py counts.
+void say_time(const char* what) {
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  std::ostringstream line;
+  line << what << ": " << std::fixed << now.count() << '\n';
+  std::cerr << line.str();  // at once: mpirun marks each piece
+}
+
 void run(const std::string& mode, std::chrono::milliseconds patience) {
   const char* rank_variable = std::getenv("OMPI_COMM_WORLD_RANK");
   const bool first = rank_variable != nullptr && std::string(rank_variable) == "1";
@@ -35,9 +45,14 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
   options.operation_timeout = patience;
   const char* backend = std::getenv("SHERD_TEST_BACKEND");
   if (backend != nullptr) {
-    options.backend = std::string(backend) == "nccl" ? sherd::Backend::nccl : sherd::Backend::mpi;
+    for (const auto& entry : sherd::backends()) {
+      if (std::string(backend) == entry.name) options.backend = entry.backend;
+    }
+    if (!options.backend) throw std::invalid_argument("no backend has this name");
   }
+  say_time("begun");
   const auto world = sherd::World::from_environment(options);
+  say_time("up");
   auto& comm = world.communicator();
   const bool odd_one = world.rank() == 1;
 

@@ -149,7 +149,7 @@ def check_arena(plan):
     buffers, seconds = arena["buffers"], plan["timeline"]["seconds"]
     assert arena["bound"] <= arena["bytes"] <= 1.05 * arena["bound"], (arena["bytes"], arena["bound"])
     names = [unit["name"] for unit in plan["units"]]
-    assert [one["name"] for one in buffers] == [f"{what} of {name}" for name in names for what in ("parameters", "gradients")]
+    assert [one["name"] for one in buffers] == [f"{what} of {name}" for name in names for what in ("parameters", "transposed copies", "gradients")]
     assert all(0 <= one["offset"] <= one["offset"] + one["bytes"] <= arena["bytes"] for one in buffers), buffers
     if arena["bytes"]:
         assert max(one["offset"] + one["bytes"] for one in buffers) == arena["bytes"], arena["bytes"]

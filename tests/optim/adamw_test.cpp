@@ -173,6 +173,29 @@ TEST_P(AdamWRanks, ALossPerTokenIsDividedByAllTokens) {
   expect_weights(full_parameters(model), *reference, 1e-5);
 }
 
+TEST_P(AdamWRanks, AStepWithoutTokensChangesNothing) {
+  for (const bool scaled : {false, true}) {
+    auto model = make_sharded_flat_model(options(), {.loss = Loss::per_token});
+    AdamWOptions settings;
+    if (scaled) settings.scaling = LossScaling{.initial = 8};
+    AdamW optimizer(model, settings);
+    const auto before = full_parameters(model);
+    optimizer.scale(model(0)).backward();
+    if (scaled || test_world().device().is_cuda()) {
+      optimizer.step({.tokens = 0});
+    } else {
+      expect_error(
+          {"[optim] step 1 of", "no tokens on any rank"}, [&] { optimizer.step({.tokens = 0}); });
+    }
+    EXPECT_EQ(optimizer.updates(), 0);
+    EXPECT_EQ(optimizer.loss_scale(), scaled ? 8 : 1) << "nothing has overflowed";
+    const auto after = full_parameters(model);
+    for (size_t i = 0; i < before.size(); ++i) {
+      EXPECT_TRUE(torch::equal(before[i].second, after[i].second)) << before[i].first;
+    }
+  }
+}
+
 TEST_P(AdamWRanks, AGradientThatIsNotFiniteIsNamedAndChangesNothing) {
   auto model = make_sharded_flat_model(options());
   AdamW optimizer(model);

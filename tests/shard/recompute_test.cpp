@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recompute in every relation to units; prefetching; what stays gathered; dtypes.
+#include <torch/csrc/autograd/autograd.h>
+
+#include "shard/failure_fixture.h"
 #include "shard/twin.h"
 
 namespace sherd::testing {
@@ -101,6 +104,14 @@ TEST(RecomputeOnce, AnInputWithoutGradientAndSeveralOutputs) {
   const auto [c, d] = both(x);
   (c * d).sum().backward();
   EXPECT_TRUE(torch::equal(found, weight.grad()));
+}
+
+TEST(RecomputeOnce, SecondDerivativesThrow) {
+  auto x = torch::randn({2, 4}).set_requires_grad(true);
+  const auto y = recompute([](const at::Tensor& z) { return z * z * z; }, x).sum();
+  expect_error({"[nn] recompute has no second derivative"}, [&] {
+    torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+  });
 }
 
 // ---- options ------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ std::vector<double> losses(const GraphCase& way, int64_t steps) {
 class GraphTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!test_world().device().is_cuda()) GTEST_SKIP() << "graphs are of GPUs";
+    if (!test_world().device().is_cuda()) GTEST_SKIP() << "CUDA graphs need a GPU";
   }
 };
 

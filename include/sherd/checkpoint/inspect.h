@@ -26,16 +26,16 @@ struct TensorDifference {
 };
 /// Returns the tensors that differ between two checkpoints: in presence, shape, dtype or values.
 /// Weights are compared as main weights, or as model weights where a checkpoint has no main
-/// weights. For a tensor that has both, only the dtypes of the model weights are compared. Reads
-/// both checkpoints completely and throws if a checksum is wrong.
+/// weights. For a tensor that has both, only the dtypes of the model weights are compared. Throws
+/// if a checksum of what it reads is wrong; verify_checkpoint() checks every byte.
 SHERD_API std::vector<TensorDifference> compare_checkpoints(
     const std::string& one, const std::string& other);
 
 /// Turns a folder of safetensors files into a checkpoint: adds index, checksums and state. The
 /// files must have the names of a checkpoint's files (model-*, main-*, first_moment-*,
 /// second_moment-*). `numbers` as in SaveOptions; `progress` is the optimizer's state, if there is
-/// one. Reads every byte. Throws if there is no model-*.safetensors, and if a file is not in the
-/// safetensors format; the folder is then no checkpoint.
+/// one. Reads every byte. Throws if there is no model-*.safetensors, if a .safetensors file has
+/// another name, and if one is not in the safetensors format; the folder is then no checkpoint.
 SHERD_API void seal_checkpoint(
     const std::string& folder,
     const std::map<std::string, int64_t>& numbers,

@@ -33,7 +33,8 @@ class SHERD_API Work {
   Work() = default;  ///< an operation that is already done
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  /// On CPU, blocks until the operation is done, at most WorldOptions::operation_timeout. On CUDA,
+  /// On CPU, blocks until the operation is done or its time is up (WorldOptions::operation_timeout,
+  /// once for each operation ahead of it). On CUDA,
   /// makes the current stream wait for it and returns at once. Throws if the operation has failed,
   /// on this rank or another, or has taken too long; on CUDA only if that is known by then.
   void wait() {
@@ -122,8 +123,8 @@ class SHERD_API Communicator {
   /// Starts a broadcast: `tensor` receives the values that it has on rank `root`.
   Work broadcast(at::Tensor tensor, int64_t root, OnStream stream = {});
   /// Starts an all-to-all. `output_splits` and `input_splits` are the numbers of elements that come
-  /// from and go to each rank; empty means equal parts. This rank's part for itself has one size in
-  /// both. Output and input must not overlap.
+  /// from and go to each rank; empty means equal parts. This rank's part for itself must have the
+  /// same size in both. Output and input must not overlap.
   Work all_to_all(
       at::Tensor output,
       at::Tensor input,
@@ -173,11 +174,10 @@ class SHERD_API Communicator {
   //   other rank may be done in the call, which then returns Work();
   // - copies what it needs of a span. Until the Work is done, the caller keeps the tensors, and the
   //   backend its staging memory;
-  // - moves tensors of every dtype, and throws c10::ValueError, before anything is sent, for a
-  // dtype
-  //   that it can't reduce.
-  // All ranks of an all-reduce receive the same bits. Sums of 16-bit floats are added in fp32 and
-  // rounded once (kernels/join.h does that on CPU).
+  // - moves tensors of every dtype; for one that it can't reduce it throws c10::ValueError, before
+  //   anything is sent.
+  // All ranks of an all-reduce receive the same bits. On CPU, sums of 16-bit floats are added in
+  // fp32 and rounded once (kernels/join.h does that); nccl may round at each rank.
   //
   // Order: the operations of a communicator complete in call order (on CPU sends and receives need
   // not, or two ranks that send to each other would wait for ever). Operations of different

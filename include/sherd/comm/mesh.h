@@ -56,10 +56,12 @@ class SHERD_API Mesh {
       const std::string& axis, const std::string& purpose) const;
 
   /// Returns the mesh of some of the axes, in the given order, at this rank's coordinates along the
-  /// others. Shares the communicators; not collective.
+  /// others. Shares the communicators; not collective. Throws for axes that the mesh lacks or that
+  /// are given twice.
   Mesh sub(const std::vector<std::string>& axes) const;
   /// Returns a mesh in which one axis, `name`, replaces the given ones; it runs over all their
-  /// ranks, the last given axis varying fastest. Collective.
+  /// ranks, the last given axis varying fastest, and takes the place of the first given one.
+  /// Collective. Throws if `axes` is empty, and if `name` is in use.
   Mesh flatten(const std::vector<std::string>& axes, const std::string& name) const;
 
  private:

@@ -36,10 +36,11 @@ struct WorldOptions {
   std::optional<Backend> backend{};
   /// How long to wait for all ranks to arrive.
   std::chrono::milliseconds start_timeout{60'000};
-  /// How long an operation may take. After that it throws an error that names the operation and,
-  /// over mpi, the ranks that it waited for. Such a failure is final: over mpi all operations of
-  /// all ranks throw it from then on; over nccl the communicator is aborted, and its later
-  /// operations throw.
+  /// How long an operation may take. Over mpi it counts from when the operation starts, over nccl
+  /// from the call, work ahead of it on the stream included. After that it throws an error that
+  /// names the operation and, over mpi, the ranks that it waited for. Such a failure is final: over
+  /// mpi all operations of all ranks throw it from then on; over nccl the communicator is aborted,
+  /// and its later operations throw.
   std::chrono::milliseconds operation_timeout{600'000};
   /// nccl: whether operations without a given stream run on a stream of high priority.
   bool high_priority_stream = true;
@@ -73,10 +74,11 @@ class SHERD_API World {
   /// after the last world was closed throws.
   ///
   /// If some ranks do not arrive in time, it throws on all ranks that did and names the missing
-  /// ones; if ranks disagree on the world's size, it throws and names both sizes. Throws
-  /// c10::ValueError if CPU ranks were not started by an MPI launcher, if nccl is chosen without a
-  /// GPU or with more ranks than GPUs on a machine, and if the launcher's variables are missing or
-  /// contradict each other.
+  /// ones (over mpi, those of its own machine); if ranks disagree on the world's size, it throws
+  /// and names both sizes. Throws c10::ValueError if CPU ranks were not started by an MPI launcher,
+  /// if nccl is chosen without a GPU or with more ranks than GPUs on a machine, and if the
+  /// launcher's variables are missing or contradict each other; c10::Error if this build lacks the
+  /// backend.
   static World from_environment(const WorldOptions& options = {});
   /// Returns one rank of a world without other processes; see Emulation. Not collective. Throws if
   /// rank, size or sms is out of range, and for a CUDA device in a build without CUDA.
@@ -84,8 +86,8 @@ class SHERD_API World {
   /// Returns a world over an existing c10d process group with an nccl backend, on the device that
   /// the group is bound to, or else the current one. Closing the group is left to the caller, but
   /// an operation that fails or takes too long aborts it. local_rank() is the device's index and
-  /// local_size() the number of GPUs of this machine. Collective. Throws if the group is undefined
-  /// or its CUDA backend is not nccl, without a GPU, and in a build without CUDA.
+  /// local_size() the number of GPUs that this process may use. Collective. Throws if the group is
+  /// undefined or its CUDA backend is not nccl, without a GPU, and in a build without CUDA.
   static World over(
       const c10::intrusive_ptr<c10d::ProcessGroup>& group, const WorldOptions& options = {});
 

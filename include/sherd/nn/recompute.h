@@ -27,15 +27,16 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// further gather; around several, the units stay gathered from their recomputation until their own
 /// backward. The backward throws if it is asked for the gradients of some tensors only (`inputs` of
 /// backward(), or autograd::grad) and parameters are among them, and if the function calls other
-/// units the second time.
+/// units the second time. Second derivatives throw.
 SHERD_API std::vector<at::Tensor> recompute_all(
     const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 
 /// Returns whether this thread is running a recompute's function again, in a backward.
 SHERD_API bool recomputing();
 
-/// The same for a function that takes tensors and returns a tensor, or a tuple or vector of them:
-/// `auto y = sherd::recompute([&](const at::Tensor& x) { return layer(x); }, x);`
+/// Does what recompute_all() does for a function that takes tensors and returns a tensor, or a
+/// tuple or vector of them: `auto y = sherd::recompute([&](const at::Tensor& x) { return layer(x);
+/// }, x);`
 template <class Function, std::convertible_to<at::Tensor>... Inputs>
 auto recompute(Function function, const Inputs&... inputs) {
   using Result = std::invoke_result_t<Function&, const Inputs&...>;

@@ -15,13 +15,13 @@
 
 namespace sherd {
 
-/// Settings for the parameters that match a pattern; absent settings are those of AdamWOptions. If
-/// several rules match, the last one that has a setting counts. A rule that matches no parameter of
+/// Settings for the parameters that match a pattern; absent settings are those of AdamWOptions. For
+/// each setting, the last matching rule that sets it wins. A rule that matches no parameter of
 /// the model, frozen ones included, throws. The ranges are those of AdamWOptions.
 struct AdamWRule {
   /// Pattern of full parameter names; '*' matches any text, dots included.
   std::string match;
-  std::optional<double> lr_factor{};  ///< factor on the learning rate; 0 or more
+  std::optional<double> lr_factor{};  ///< factor on the learning rate; 0 or more; default: 1
   std::optional<double> beta1{};
   std::optional<double> beta2{};
   std::optional<double> eps{};
@@ -69,7 +69,7 @@ struct OptimizerBytes {
 class SHERD_API AdamW {
  public:
   /// Allocates the moments of this rank's elements and prepares the updates. `model` is a root:
-  /// shard the whole model before. Throws for other modules, for options out of range, and if a
+  /// shard the whole model first. Throws for other modules, for options out of range, and if a
   /// main weight or main gradient is not fp32, bf16 or fp16. Collective if it is the first use of
   /// the root. Does not keep the model alive: step() throws if it is gone.
   explicit AdamW(ModuleRef model, const AdamWOptions& options = {});
@@ -84,9 +84,10 @@ class SHERD_API AdamW {
   ///
   /// If a gradient is NaN or infinite, or the tokens of all ranks are 0, neither weights nor
   /// moments change, and the step ends without an update. Without loss scaling, on CPU this
-  /// function then throws NotFiniteError, which names the parameter. On a GPU the gradient watch
-  /// throws it for gradients, at the end of a later step's last backward; if the watch is off,
-  /// there is no error. Training can continue after it.
+  /// function then throws: c10::ValueError if there were no tokens, else NotFiniteError, which
+  /// names the parameter if the gradient watch is on. On a GPU the gradient watch throws
+  /// NotFiniteError at the end of a later step's last backward; if the watch is off, or there were
+  /// no tokens, there is no error. Training can continue after it.
   void step(const StepOptions& options = {});
 
   /// Sets the learning rate for the following steps, and for replays of a captured one. Takes

@@ -51,7 +51,8 @@ SHERD_API void check_spreads(const Spreads& spreads);
 
 /// Returns the part of a buffer with these spreads that a rank holds. The buffer is cut over the
 /// inner axis first, and each of those parts over the outer axis, so that a gather over the outer
-/// axis yields one contiguous inner part. Throws as check_spreads() does.
+/// axis yields one contiguous inner part. Throws as check_spreads() does, and for sizes below 1 and
+/// coordinates outside the axes.
 SHERD_API Part part_of(
     const Spreads& spreads,
     const PerAxis<int64_t>& axis_sizes,

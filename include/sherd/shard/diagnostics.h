@@ -114,8 +114,10 @@ SHERD_API std::string symmetric_report(ModuleRef model);
 /// before_reduction is set without MemoryKind::planned.
 SHERD_API void watch(ModuleRef model, const WatchOptions& options = {});
 /// Returns the findings of all ranks since the last call or report, earliest first, and forgets
-/// them. At most 64 ranks contribute: the first ones that have findings. Call it between steps or
-/// before the update; throws in the middle of a step. Collective; blocks, and waits for the device.
+/// them: for each parameter, and each rank if it is known, the first one, where a gradient that is
+/// not finite comes before an exploding one. At most 64 ranks contribute: the first ones that have
+/// findings. Call it between steps or before the update; throws in the middle of a step.
+/// Collective; blocks, and waits for the device.
 SHERD_API std::vector<Finding> findings(ModuleRef model);
 /// Returns the norms of each parameter that was trainable when it was sharded; gradient_norm() and
 /// AdamW::gradient_norm() return one norm over all. Call it between steps or before the update;

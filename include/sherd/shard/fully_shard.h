@@ -57,7 +57,8 @@ namespace sherd {
 /// sharded already, if the mesh lacks an axis that the options name or has another axis of several
 /// ranks than the data-parallel ones and `ep` (use Mesh::sub), if the placement shards over an
 /// outer axis that the mesh does not have, and for parameters that can't be sharded (sparse, made
-/// in inference mode, trainable integers). After an error build the model anew.
+/// in inference mode, trainable ones that are not floating point of 16 bits or more). After an
+/// error build the model again.
 SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options = {});
 /// The same for the root, with options that hold for the whole model:
 ///
@@ -77,8 +78,9 @@ SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options, const R
 // After an exception in a forward or backward, other than NotFiniteError, all units are released. A
 // failed backward also drops the step's gradients: begin again with the step's first micro-batch.
 // After a failed forward, run that forward again. The next call that waits for the model (a pass,
-// micro_batches, gather, edit_parameters, initialise, watch, findings, norms, save, load, a capture
-// or replay of a StepGraph) is then collective: ranks compare where they were. If all have given up
+// micro_batches with a new number, gather, edit_parameters, initialise, watch, findings, norms,
+// save, load, load_elements, load_llama, BackgroundSave::begin, a capture or replay of a StepGraph)
+// is then collective: ranks compare where they were. If all have given up
 // the same pass, they continue: on CPU, ranks that had started fewer collectives start the rest; on
 // CUDA all must have started the same number. Otherwise it throws on all ranks, and the model can't
 // continue.
@@ -136,11 +138,12 @@ struct StepOptions {
 };
 /// Updates the weights: calls optimizer.step() and publish(). With Loss::per_token it first divides
 /// the gradients by the tokens of all ranks, which waits for the device; otherwise a GPU's work is
-/// only enqueued, on the current stream. Does not clip. Collective.
+/// only enqueued, on the current stream. Does not clip. Collective; on CPU it blocks.
 ///
 /// Throws, and changes nothing, if the optimizer holds module parameters or none of
-/// sherd::parameters(model), during a pass, if backward passes are missing, and for tokens that are
-/// missing, unexpected or 0 on all ranks. If optimizer.step() throws, what it has changed is not
+/// sherd::parameters(model), during a pass, if backward passes are missing, for tokens that are
+/// missing, unexpected, negative or 0 on all ranks, and with Loss::per_token while a StepGraph is
+/// captured (use AdamW). If optimizer.step() throws, what it has changed is not
 /// published.
 SHERD_API void step(
     ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions& options = {});
@@ -149,9 +152,9 @@ SHERD_API void step(
 /// once: replicas are not counted twice, and ranks along an axis `ep` (expert parallelism) hold
 /// different elements. Call it after the step's last backward and before the update, with tokens as
 /// for step(). Changes nothing. Collective; blocks, and waits for the device once for each
-/// parameter. Throws during a pass, if backward passes are missing, and for tokens that are missing
-/// or unexpected. With AdamW use AdamW::gradient_norm after the step: it sends nothing. The norms
-/// of single parameters are in norms() (diagnostics.h).
+/// parameter. Throws during a pass, if backward passes are missing, and for tokens that are
+/// missing, unexpected, negative or 0 on all ranks. With AdamW use AdamW::gradient_norm after the
+/// step: it sends nothing. The norms of single parameters are in norms() (diagnostics.h).
 SHERD_API double gradient_norm(ModuleRef model, const StepOptions& options = {});
 
 // ---- looking inside -----------------------------------------------------------------------------

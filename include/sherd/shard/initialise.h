@@ -15,8 +15,9 @@
 
 namespace sherd {
 
-/// A scope in which tensors that this thread creates have a shape and a dtype but no memory
-/// (torch's meta device). Build a model of any size in it, shard it, then call initialise().
+/// A scope in which tensors that this thread creates through at::empty (as torch's modules do, and
+/// zeros, ones, full, randn) have a shape and a dtype but no memory (torch's meta device). Build a
+/// model of any size in it, shard it, then call initialise().
 class SHERD_API MetaDevice {
  public:
   MetaDevice();
@@ -77,8 +78,9 @@ SHERD_API void register_reset(std::type_index type, std::function<void(torch::nn
 /// Registers the reset_parameters() of a module implementation for initialise(); does nothing if it
 /// has none. Always returns true, so that it can initialise a static variable. It serves exactly
 /// this type: derived types need a call of their own. SHERD_MODULE calls it, and torch's Linear,
-/// Bilinear, Embedding, EmbeddingBag, LayerNorm, GroupNorm, BatchNorm and Conv modules are
-/// registered, so call it only for other modules that are declared with TORCH_MODULE. Any thread.
+/// Bilinear, Embedding, EmbeddingBag, LayerNorm, GroupNorm, BatchNorm1d to 3d and Conv1d to
+/// 3d modules are registered, so call it only for other modules that are declared with
+/// TORCH_MODULE. Any thread.
 template <class Impl>
 bool register_reset() {
   if constexpr (requires(Impl & module) { module.reset_parameters(); }) {

@@ -164,8 +164,10 @@ decltype(auto) forward(M& module, const Crossing& crossing, Args&&... args) {
 /// Calls a module's forward through the unit's boundary, as the holders of SHERD_MODULE do: gathers
 /// the parameters before and releases them after (before_forward() and after_forward() in
 /// boundary.h, with their errors). Arguments that are floating-point tensors are cast to the unit's
-/// compute dtype; tensors inside containers and structs are not. If the forward throws, the pass is
-/// abandoned and the exception passed on. A module that is not a unit is just called.
+/// compute dtype; tensors inside containers, optionals and structs are not, and a forward that
+/// takes a tensor by non-const reference gets all its arguments without a cast. If the forward
+/// throws, the pass is abandoned and the exception passed on. A module that is not a unit is just
+/// called.
 template <std::derived_from<torch::nn::Module> M, class... Args>
 auto call(M& module, Args&&... args)
     -> decltype(std::declval<M&>().forward(std::forward<Args>(args)...)) {
@@ -211,7 +213,7 @@ concept IsSherdModule = requires(const M* module) {
 
 }  // namespace sherd
 
-/// Define a module's holder, in place of TORCH_MODULE_IMPL and TORCH_MODULE. Calling the holder
+/// Defines a module's holder, in place of TORCH_MODULE_IMPL and TORCH_MODULE. Calling the holder
 /// goes through the unit's boundary, and initialise() knows the module's reset_parameters().
 #define SHERD_MODULE_IMPL(Name, ImplType)                            \
   class Name : public sherd::ModuleHolder<ImplType> { /*NOLINT*/     \

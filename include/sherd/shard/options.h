@@ -19,7 +19,7 @@ class Module;
 
 namespace sherd {
 
-/// How the losses of all ranks and micro-batches combine into the gradients of a step.
+/// The combination of the losses of all ranks and micro-batches into the gradients of a step.
 enum class Loss : uint8_t {
   mean,       ///< mean over data-parallel ranks, sum over micro-batches
   sum,        ///< sum over ranks and micro-batches
@@ -56,8 +56,8 @@ struct UnitOptions {
   /// one all-gather less, more memory.
   bool keep_gathered = false;
   /// Units to gather when this one begins its forward. Default: the next units, as many as
-  /// RootOptions::prefetch_depth. The model's first use throws if a module of the list is no unit
-  /// of the model, and if this unit contains other units.
+  /// RootOptions::prefetch_depth. The model's first use throws if a module of the list is not a
+  /// unit of the model, and if this unit contains other units.
   std::vector<std::shared_ptr<torch::nn::Module>> prefetch{};
   /// The same for its backward.
   std::vector<std::shared_ptr<torch::nn::Module>> backward_prefetch{};
@@ -75,7 +75,7 @@ struct UnitOptions {
 /// Options of a whole model, for the fully_shard of its root. Must be equal on all ranks. It is an
 /// error to give them to a unit inside another one: the model's first use throws.
 struct RootOptions {
-  int64_t prefetch_depth = 1;  ///< number of units gathered ahead; 0: none
+  int64_t prefetch_depth = 1;  ///< number of units gathered ahead; 0: none; negative: an error
   Loss loss = Loss::mean;      ///< how losses combine into gradients
   /// The memory of full parameters and gradients. Default: one arena with fixed addresses.
   MemoryKind memory = MemoryKind::planned;

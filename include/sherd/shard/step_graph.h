@@ -16,10 +16,10 @@ namespace sherd {
 /// before each replay. Random numbers differ from replay to replay as they do from step to step.
 ///
 /// Run two steps with on_stream() before the capture. After it the program is fixed for the rest of
-/// the model's life, also when the graph is gone: another order of calls or number of micro-batches
-/// throws, and so does a replay after a parameter was frozen or made trainable. Steps outside the
-/// graph may come between replays. The graph has device memory of its own for activations. Keep
-/// model, optimizer and the tensors of the step alive while it is replayed.
+/// the model's life, even after the graph is destroyed: another order of calls or number of
+/// micro-batches throws, and so does a replay after a parameter was frozen or made trainable. Steps
+/// outside the graph may come between replays. The graph has device memory of its own for
+/// activations. Keep model, optimizer and the tensors of the step alive while it is replayed.
 class SHERD_API StepGraph {
  public:
   /// Prepares a graph for a model, which is a root: takes a stream, captures nothing yet. Throws if

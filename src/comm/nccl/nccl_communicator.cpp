@@ -2,7 +2,6 @@
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
@@ -11,6 +10,7 @@
 #include <nccl.h>
 
 #include <exception>
+#include <map>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -225,18 +225,32 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
         std::move(group), store, device_, options_, std::move(child), std::move(peers));
   }
 
-  /// Throws if ranks of one group passed different lists: NCCL would wait for ever.
+  /// Throws on all ranks if ranks of one group passed different lists: NCCL would wait for ever, in
+  /// the other groups as well.
   void check_lists(const std::vector<int64_t>& ranks, const std::string& name) {
     const auto hash = static_cast<int64_t>(c10::get_hash(ranks));
     const auto on_device = at::TensorOptions().dtype(at::kLong).device(device_);
-    auto mine = at::full({1}, hash, on_device);
-    auto all = at::empty({size()}, on_device);
+    auto mine = at::empty({2}, on_device);
+    mine[0].fill_(hash);
+    mine[1].fill_(static_cast<int64_t>(ranks.size()));
+    auto all = at::empty({2 * size()}, on_device);
     all_gather(all, mine).synchronize();
-    const auto said = all.cpu();
+    const auto lists = all.cpu();
+    const auto* passed = lists.const_data_ptr<int64_t>();  // of each rank: hash and length
     for (const int64_t member : ranks) {
       TORCH_CHECK_VALUE(
-          said[member].item<int64_t>() == hash, scope("split"), "rank ", member,
-          " passed another list for '", name, "' than this rank's [", c10::Join(", ", ranks), "]");
+          passed[2 * member] == hash, scope("split"), "rank ", member, " passed another list for '",
+          name, "' than this rank's [", c10::Join(", ", ranks), "]");
+    }
+    using List = std::pair<int64_t, int64_t>;
+    const auto list_of = [&](int64_t rank) { return List(passed[2 * rank], passed[2 * rank + 1]); };
+    std::map<List, int64_t> alike;  // ranks that passed a list
+    for (int64_t rank = 0; rank < size(); ++rank) ++alike[list_of(rank)];
+    for (int64_t rank = 0; rank < size(); ++rank) {
+      const int64_t members = list_of(rank).second;
+      TORCH_CHECK_VALUE(
+          alike[list_of(rank)] == members, scope("split"), "rank ", rank, " passed a list of ",
+          members, " ranks for '", name, "' that not all of them have passed");
     }
   }
 

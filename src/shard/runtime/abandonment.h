@@ -17,18 +17,25 @@ class Unit;
 // gather ahead included. The others come to a collective that it has not issued, and would wait as
 // long as an operation may take.
 //
-// CPU (mpi): the rank that throws leaves a notice of it, which arrives on the host beside the
-// collectives. Ranks that have waited for a second look for notices; one that finds a notice of the
-// same pass, or of an earlier one, throws an error that names the rank, the pass and the unit. What
-// it waited for stays under way. If a rank throws after the others have all they need of it, they
-// go on, and find the difference in the record of their next pass: when that rank goes on, too, or
-// by the notice. Either way recover() comes next (failure.h). Only the gather of a unit that the
-// program does not expect waits as long as an operation may take.
+// CPU (mpi): the rank that throws leaves a notice, which reaches the other hosts without a
+// collective. Ranks that have waited for a second in a pass, or in the check before the update,
+// look for notices; one that finds a notice of the same pass, or of an earlier one, throws an error
+// that names the rank, the pass and, in a forward, the unit. The operation that it waited for stays
+// under way. If a rank throws after the others have received all they need from it, they go on and
+// find the difference in the record of their next pass: when that rank goes on, too, or by the
+// notice. Either way recover() comes next (failure.h). Waits outside of that (the gather of a unit
+// that the program does not expect, recover() itself, functions between passes) end only when the
+// operation's time is up.
 //
-// CUDA (nccl): the host does not wait for gathers. It runs ahead to the end of its backward, where
-// it waits for the record of that pass. The rank that threw sends another record with its next
-// pass, and all ranks throw. A rank that never makes one is noticed when it leaves (Departures) or,
-// at the latest, when the operation has taken its time. No notices are sent.
+// CUDA (nccl): the host does not wait for gathers. It runs ahead to the end of the first pass that
+// the failed rank has not begun: the backward after a failed forward, the next forward after a
+// failed backward (the update in between is enqueued). There it waits for the record of that pass.
+// The failed rank sends another record with its next pass, and all ranks throw. If it never begins
+// one, the others notice when it leaves (Departures) or when the operation's time is up. No notices
+// are sent.
+//
+// If the exception destroys the world (stack unwinding, as in `sherd train`), the other ranks learn
+// that instead: over mpi every operation throws at once, over nccl after about three seconds.
 
 /// How ranks learn that another rank has given up a pass of their model: see the note.
 class Abandonment {
@@ -44,7 +51,7 @@ class Abandonment {
   void check();
   /// Returns check() as a function, for LongWaitScope.
   const std::function<void()>& check_function() const { return check_function_; }
-  /// All ranks go on.
+  /// Forgets the failed pass: all ranks go on.
   void note_recovery();
 
  private:

@@ -21,7 +21,7 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   if (state.has_failed()) recover(parts_);
   // Note [Backwards of a step]
   // A backward that brings a gradient to no parameter (autograd::grad of an input, a model that is
-  // frozen whole) gathers what it needs, reduces nothing, and is none of the step's.
+  // completely frozen) gathers what it needs, reduces nothing, and does not count for the step.
   const bool trains = parts_.units.is_reached();
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   partial_ = wanted && !wanted->empty();

@@ -21,7 +21,7 @@ void stop_capturing(Runtime& runtime) noexcept;
 
 /// `update_version`: of the runtime's GraphState when the step was captured. `takes_tokens`: the
 /// graph divides by a number of tokens that is given before each replay. Throws on all ranks what
-/// the replay before has found.
+/// the replay before the last one has found.
 void before_replay(Runtime& runtime, int64_t update_version, bool takes_tokens);
 void after_replay(Runtime& runtime);
 

@@ -12,16 +12,16 @@ namespace sherd {
 struct RuntimeParts;
 
 // Note [When something throws]
-// A forward: the boundary is left by the exception and calls Runtime::abandon.
+// A forward: the exception leaves the unit's boundary, whose destructor calls Runtime::abandon.
 // A backward: the caller of backward() gets the exception while autograd's thread may still be at
 // the node that threw, or at others. Its callback (BackwardEnd) is destroyed without a call, and
 // abandons the pass; whatever the caller does next waits for that first (Runtime::notice_failure).
 // Either way all units are released, StepState is `failed`, the streams keep what was issued, and
 // ranks that wait for this one hear of it (Abandonment).
 // The next pass, or whatever waits until the model is idle, calls recover(). If all ranks have
-// given up the same pass, they go on: on CPU those that have issued fewer collectives issue the
-// rest, as a rank without data does, so that no operation of the pass stays open. What comes of it
-// counts for nothing: a forward is repeated, and a backward that fails ends its step's gradients,
+// given up the same pass, they go on: on CPU each issues as many collectives of it as the rank that
+// came furthest, as a rank without data does, so that no operation stays open. Their results count
+// for nothing: a forward is repeated, and a backward that fails ends its step's gradients,
 // which the next one overwrites. If ranks were in different passes (one was through before another
 // failed) or, on CUDA, have issued different numbers of collectives, all throw, now and whenever
 // they try again: the next collectives would be taken for those that are missing.
@@ -37,7 +37,8 @@ class BackwardEnd {
       std::function<void()> finish,
       std::function<void()> fail);
 
-  /// Any thread; fail() and wait() may call it through `fail`, with their lock held.
+  /// Marks the backward as over. For any thread. Takes no lock, because `fail` calls it while
+  /// fail() and wait() hold theirs.
   void set_over() { over_ = true; }
   /// Calls `fail` unless the backward is over, and wakes threads in wait().
   void fail(const std::function<void()>& fail) noexcept;

@@ -38,7 +38,7 @@ void PassAgreement::begin_pass(
     const Section& section,
     const Pass& pass,
     const std::optional<RankRecords::Record>& followed) {
-  if (graph_.capturing) return;  // ranks speak before each replay
+  if (graph_.capturing) return;  // ranks compare records around each replay
   if (!communicates(section) && program_agreed_) return;
   const int64_t number = state_.next_pass();
   const int64_t step = state_.step();

@@ -34,9 +34,9 @@ class PassAgreement {
       const BoundProgram& program,
       Watch& watch);
 
-  /// A pass begins that all ranks make, in the same order: a forward of one rank alone would be
-  /// taken for what the others do next. `what` is for the error. `followed`: this rank has no data
-  /// and knows from the others that they begin this one.
+  /// Starts the comparison for a pass. All ranks begin the same passes in the same order; otherwise
+  /// one rank's record meets the record of another pass. `what` is for the error. `followed`: this
+  /// rank has no data and knows from the others that they begin this one.
   void begin_pass(
       const char* what,
       int64_t flags,

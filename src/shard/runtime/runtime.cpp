@@ -88,7 +88,7 @@ void Runtime::after_forward(UnitCall& call, std::span<const at::Tensor> outputs)
 // output sees to that. Where the output is a view and is written later (x += positions), autograd
 // replaces the view's node and goes on at the node of its base, so the base has the hook as well. A
 // tensor that merely passes through was made before the call, or is a leaf: nothing of the unit is
-// behind it, and a hook would stay on it and speak of this pass in later ones.
+// behind it, and a hook would stay on it and name this pass in later ones.
 void Runtime::hook_outputs(const UnitCall& call, std::span<const at::Tensor> outputs) {
   const uint64_t first = call.pass_->first_nodes[static_cast<size_t>(call.position_)];
   const std::weak_ptr<Runtime> runtime = weak_from_this();

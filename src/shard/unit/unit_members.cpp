@@ -112,10 +112,7 @@ std::vector<UnshardedParameter> UnitMembers::give_back(const std::string& unit_n
 void UnitMembers::set_unit_name(const std::string& name) {
   for (const auto& group : groups_) {
     group->set_unit_name(name);
-    group->parameters().set_message(c10::str(
-        "[shard] the parameters of unit '", name,
-        "' are released: call the module through its holder (SHERD_MODULE) or sherd::call, and let "
-        "values leave the unit as outputs; to read them, use sherd::full_parameters"));
+    group->parameters().set_unit_name(name);
   }
 }
 

@@ -237,6 +237,15 @@ TEST(ErrorsTest, ALossPerTokenNeedsTheTokens) {
         {"gradient_norm of 'FaultyModel'", ".tokens"}, [&] { gradient_norm(fixture.model); });
   }
   EXPECT_GT(gradient_norm(fixture.model, {.tokens = 4}), 0);
+  expect_error({"gradient_norm of 'FaultyModel'", "no tokens on any rank"}, [&] {
+    gradient_norm(fixture.model, {.tokens = 0});
+  });
+  for (const bool norm : {false, true}) {
+    expect_error({"[shard]", "'FaultyModel'", "-1 tokens"}, [&] {
+      norm ? (void)gradient_norm(fixture.model, {.tokens = -1})
+           : step(*fixture.model, *fixture.optimizer, {.tokens = -1});
+    });
+  }
   fixture.optimizer->step();  // finds no gradients, as they are not divided yet
   expect_error(
       {"[shard]", "'FaultyModel'", "per token", ".tokens"}, [&] { publish(fixture.model); });
