@@ -12,6 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/fp8/encode_weights.h"
+#include "kernels/fp8/fused.h"
+#include "kernels/fp8/scaled_product.h"
 #include "kernels/nn/cross_entropy.h"
 #include "kernels/nn/embedding.h"
 #include "kernels/nn/rms_norm.h"
@@ -160,6 +163,105 @@ void measure_embedding() {
   });
 }
 
+// ---- fp8 ----------------------------------------------------------------------------------------
+
+void measure_fp8_encoders() {
+  using namespace sherd;
+  const auto x = sets({tokens, dim}), gate_up = sets({tokens, 2 * ffn}),
+             activation = sets({tokens, ffn});
+  const auto weight = narrow_random({dim});
+  const int64_t one = tokens * dim, wide = tokens * ffn;  // elements
+  const auto normed = encode_normed(x[0], {}, weight, 1e-5);
+  const auto gradient = encode_gradient(x[1], normed.rows.scales);
+  report("rows of an input", 3 * one, [&](size_t i) { encode_rows(x[i], Scaling::row); });
+  report("rows and columns of a gradient", 4 * one, [&](size_t i) {
+    encode_gradient(x[i], normed.rows.scales);
+  });
+  report("columns of an input", 3 * one, [&](size_t i) { encode_input_again(x[i], gradient); });
+  report("rms_norm to rows", 3 * one, [&](size_t i) { encode_normed(x[i], {}, weight, 1e-5); });
+  report("add_rms_norm to rows", 7 * one, [&](size_t i) {
+    encode_normed(x[i], x[(i + 1) % kSets], weight, 1e-5);
+  });
+  report("rms_norm to columns", 3 * one, [&](size_t i) {
+    encode_normed_again(x[i], weight, normed.scale, gradient);
+  });
+  report("swiglu to rows", 5 * wide, [&](size_t i) { encode_swiglu(gate_up[i]); });
+  const auto down = encode_gradient(x[2], encode_swiglu(gate_up[0]).scales);
+  report("swiglu, backward to rows and columns", 11 * wide, [&](size_t i) {
+    encode_swiglu_gradients(activation[i], gate_up[i], down, normed.rows.scales);
+  });
+  report("tiles of 128 of an input", 3 * one, [&](size_t i) { encode_rows(x[i], Scaling::tile); });
+  report("the same along columns", 3 * one, [&](size_t i) { encode_columns(x[i], Scaling::tile); });
+}
+
+void measure_fp8_weights() {
+  using namespace sherd;
+  const auto numbers = at::TensorOptions(at::kFloat).device(device);
+  std::vector<at::Tensor> main, bytes, transposed;
+  for (int i = 0; i < kSets; ++i) {
+    main.push_back(at::randn({2 * ffn, dim}, numbers));
+    bytes.push_back(at::zeros({2 * ffn, dim}, numbers.dtype(at::kByte)));
+    transposed.push_back(at::zeros({dim, 2 * ffn}, numbers.dtype(at::kByte)));
+  }
+  const auto amax = at::zeros({1}, numbers.dtype(at::kInt)), scale = at::zeros({1}, numbers);
+  const int64_t count = main[0].numel();
+  const auto piece = [&](size_t i) {
+    return WeightPiece{bytes[i].mutable_data_ptr(), main[i].const_data_ptr(), count, 0};
+  };
+  report("amax of a weight", 4 * count, [&](size_t i) {
+    const auto one = piece(i);
+    measure_weights({&one, 1}, at::kFloat, amax);
+  });
+  report("encode a weight", 5 * count, [&](size_t i) {
+    const auto one = piece(i);
+    encode_weights({&one, 1}, at::kFloat, amax, scale);
+  });
+  report("transpose its bytes", 2 * count, [&](size_t i) {
+    const Transposition one{
+        transposed[i].mutable_data_ptr(), bytes[i].const_data_ptr(), 2 * ffn, dim};
+    transpose({&one, 1}, 1, device);
+  });
+}
+
+void measure_fp8_product(
+    const char* name, const sherd::ScaledProduct& product, const char* remark = "") {
+  const auto [rows, inner] = std::pair(product.a.values.size(0), product.a.values.size(1));
+  const double taken = time_of([&](size_t) { sherd::scaled_product(product); });
+  const double operations = 2.0 * static_cast<double>(rows) * static_cast<double>(inner) *
+                            static_cast<double>(product.b.values.size(0));
+  std::printf(
+      "%-44s %8.1f us %7.1f TFLOP/s %s\n", name, taken * 1e6, operations / taken / 1e12, remark);
+  std::fflush(stdout);
+}
+
+void measure_fp8_products() {
+  using namespace sherd;
+  const auto weight_of = [](int64_t rows, int64_t columns) {
+    const auto row = encode_rows(narrow_random({1, rows * columns}), Scaling::row);
+    return Fp8Matrix{row.values.view({rows, columns}), row.scales, Scaling::tensor};
+  };
+  const auto x = encode_rows(narrow_random({tokens, dim}), Scaling::row);
+  const auto gate_up = weight_of(2 * ffn, dim);
+  const auto out = narrow_random({tokens, 2 * ffn});
+  measure_fp8_product("gate and up, fast", {x, gate_up, out, {}, true});
+  measure_fp8_product("gate and up, precise", {x, gate_up, out});
+  const auto a = encode_rows(narrow_random({tokens, ffn}), Scaling::row);
+  const auto down = weight_of(dim, ffn);
+  const auto sum = narrow_random({tokens, dim});
+  const auto residual = narrow_random({tokens, dim});
+  measure_fp8_product("down, fast", {a, down, sum, {}, true});
+  measure_fp8_product("down with the residual, fast", {a, down, sum, residual, true});
+  const auto gradient = encode_gradient(narrow_random({tokens, 2 * ffn}), x.scales);
+  const auto again = encode_input_again(narrow_random({tokens, dim}), gradient);
+  const auto buffer = wide_empty({2 * ffn, dim});
+  measure_fp8_product("gate and up, weight gradient, set", {gradient.columns, again, buffer});
+  buffer.zero_();
+  measure_fp8_product(
+      "gate and up, weight gradient, added", {gradient.columns, again, buffer, buffer});
+  const auto transposed = weight_of(dim, 2 * ffn);
+  measure_fp8_product("gate and up, input gradient", {gradient.rows, transposed, sum});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -167,12 +269,15 @@ int main(int argc, char** argv) {
   if (argc > 2) device = c10::Device(argv[2]);
   if (device.is_cpu()) {  // to see that it runs
     tokens = 16;
-    dim = 64;
-    ffn = 96;
+    dim = 128;
+    ffn = 256;
     vocab = 1000;
     chunk = 8;
   }
   measure_copy();
+  measure_fp8_encoders();
+  measure_fp8_weights();
+  measure_fp8_products();
   measure_rms_norm();
   measure_rope();
   measure_swiglu();

@@ -45,6 +45,7 @@ if(SHERD_WITH_CUDA)
   target_link_options(sherd_torch INTERFACE
                       -Wl,-rpath-link,${SHERD_NVIDIA_DIR}/cu13/lib:${SHERD_NVIDIA_DIR}/nccl/lib)
   target_link_libraries(sherd_torch INTERFACE ${SHERD_NVIDIA_DIR}/cu13/lib/libcudart.so.13
+                                              ${SHERD_NVIDIA_DIR}/cu13/lib/libcublasLt.so.13
                                               ${SHERD_NVIDIA_DIR}/nccl/lib/libnccl.so.2)
   if(TARGET sherd_cuda)  # only where Sherd itself is built: its headers show nothing of CUDA
     # The NCCL that torch uses, before one that the machine may have.

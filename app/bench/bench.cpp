@@ -106,6 +106,27 @@ const std::vector<Workload>& workloads() {
       {{"8b-recompute", "the same, full recompute", {"--compile", "--recompute", "full"}},
        8,
        [](Configuration& changed) { changed.train.recompute = "full"; }},
+      {{"8b-fp8", "the same in fp8", {"--compile", "--fp8"}},
+       8,
+       [](Configuration& changed) { changed.precision.recipe = "fp8"; }},
+      {{"8b-fp8-graph", "the same in fp8 as a CUDA graph"},
+       8,
+       [](Configuration& changed) {
+         changed.precision.recipe = "fp8";
+         capture_graph(changed);
+       }},
+      {{"8b-fp8-recompute", "the same in fp8, full recompute"},
+       8,
+       [](Configuration& changed) {
+         changed.precision.recipe = "fp8";
+         changed.train.recompute = "full";
+       }},
+      {{"8b-fp8-wgrad16", "the same in fp8 but for weight gradients"},
+       8,
+       [](Configuration& changed) { changed.precision.recipe = "fp8_wgrad16"; }},
+      {{"8b-fp8-block", "the same in fp8 with scales by blocks"},
+       8,
+       [](Configuration& changed) { changed.precision.recipe = "fp8_block"; }},
       {{"8b-selective", "the same, selective recompute"},
        8,
        [](Configuration& changed) { changed.train.recompute = "selective"; }},

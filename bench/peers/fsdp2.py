@@ -128,11 +128,23 @@ def emulate_reductions(model, world):
             module.set_custom_reduce_scatter(KeepOwnPart())
 
 
+def in_fp8(model, device):
+    """The layers' products by torchao: scales of whole tensors, weights gathered in fp8."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        sys.exit("--fp8 needs torchao: pip install torchao")
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=device.type != "cuda")
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name.startswith("layers."))
+
+
 def sharded_llama(shape, grouped, options, device):
     """Built without memory, sharded, then given values; units as torchtitan makes them."""
     with torch.device("meta"):
         model = Llama(**shape, grouped=grouped)
     parameters = sum(one.numel() for one in model.parameters())
+    if options.fp8:
+        in_fp8(model, device)
     for i, layer in enumerate(model.layers):
         if options.recompute == "full":
             layer = checkpoint_wrapper(layer, preserve_rng_state=False)
@@ -150,6 +162,12 @@ def sharded_llama(shape, grouped, options, device):
             local = parameter.to_local()
             local.normal_(0, 0.02) if parameter.dim() > 1 else local.fill_(1)
     return model, parameters
+
+
+def scales_of(model):
+    """Finds the scales of all weights at once, after each update."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+    return lambda: precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 # ---- measuring ---------------------------------------------------------------------------------
@@ -237,12 +255,14 @@ def run_llama(options, device):
         tables = rotary_tables(shape, device)
         tokens, targets = (torch.randint(shape["vocab"], (1, shape["seq"]), device=device) for _ in range(2))
         losses = []
+        after_update = scales_of(model) if options.fp8 else lambda: None
 
         def step():
             optimizer.zero_grad()
             loss = objective(model(tokens, *tables), targets)
             loss.backward()
             optimizer.step()
+            after_update()
             losses[:] = [loss.detach()]
 
         warm_up(step, options.seconds_of_load, device)
@@ -320,6 +340,7 @@ def main():
     parser.add_argument("--layers", type=int, help="instead of 32")
     parser.add_argument("--world", type=int, default=8, help="ranks; 1: a real world of one, else one rank of a fake one")
     parser.add_argument("--compile", action="store_true", help="torch.compile each layer and the loss")
+    parser.add_argument("--fp8", action="store_true", help="the layers' products in fp8, by torchao")
     parser.add_argument("--recompute", choices=["none", "full"], default="none")
     parser.add_argument("--seconds-of-load", type=float, default=10, help="before the timed steps: clocks settle")
     parser.add_argument("--steps", type=int, default=10, help="that are timed")
@@ -335,7 +356,7 @@ def main():
     torch.manual_seed(1)
     result = {"peer": "fsdp2", "torch": torch.__version__,
               "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "world": options.world,
-              "compile": options.compile, "recompute": options.recompute}
+              "compile": options.compile, "fp8": options.fp8, "recompute": options.recompute}
     result |= run_small_units(options, device) if options.units else run_llama(options, device)
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "checkpoint/collective.h"
+#include "checkpoint/fp8_export.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/slices.h"
 #include "checkpoint/stored_model.h"
@@ -46,6 +47,7 @@ class Loader {
       const bool of_optimizer = set == Set::first_moment || set == Set::second_moment;
       if (of_optimizer && !optimizer) continue;
       for (const auto& [name, tensor] : reader_.tensors(set)) {
+        if (is_scale_of_taken(name)) continue;
         TORCH_CHECK_VALUE(
             taken_.contains(name), "[checkpoint] ", reader_.folder(), " has a tensor '", name,
             "' (", to_text(set), "), which the model has no parameter or buffer for");
@@ -80,6 +82,12 @@ class Loader {
   }
 
  private:
+  /// The scales of a weight that the model files have in fp8 (SaveOptions::export_fp8).
+  bool is_scale_of_taken(const std::string& name) const {
+    const auto suffix = Fp8Export::scales_of("");
+    return name.ends_with(suffix) && taken_.contains(name.substr(0, name.size() - suffix.size()));
+  }
+
   /// Main weights are those of the model where the model has them in the same dtype.
   const PlannedTensor* wanted(Set set, const std::string& name) const {
     for (const Set one : {set, set == Set::main ? Set::model : set}) {

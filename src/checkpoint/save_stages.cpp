@@ -25,16 +25,18 @@ std::vector<StoredParameter> SaveStages::prepare(
   std::vector<StoredParameter> parameters;
   on_all_ranks(model_, [&] {
     parameters = stored_parameters(model, model_, optimizer, options_.slices, Purpose::save);
-    plan_ = plan_files(parameters, options_.export_dtype);
+    plan_ = plan_files(parameters, options_);
+    fp8_ = Fp8Export(parameters, options_.export_fp8);
     progress_ = optimizer ? std::optional(optimizer->progress()) : std::nullopt;
     if (reserve) reserve(parameters);
     if (is_first_rank()) unfinished_.make();
   });
+  fp8_.exchange(model_.world());
   return parameters;
 }
 
 void SaveStages::write_part(const std::vector<StoredParameter>& parameters) const {
-  sherd::write_part(unfinished_, parameters, plan_, model_.world().rank());
+  sherd::write_part(unfinished_, parameters, plan_, fp8_, model_.world().rank());
 }
 
 void SaveStages::write_state() const {

@@ -59,6 +59,7 @@ class SaveStages {
   UnfinishedFolder unfinished_;
   SaveOptions options_;
   FilePlan plan_;
+  Fp8Export fp8_;
   std::optional<AdamW::Progress> progress_;
 };
 

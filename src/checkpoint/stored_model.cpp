@@ -9,6 +9,7 @@
 #include <set>
 #include <tuple>
 
+#include "checkpoint/fp8_export.h"
 #include "checkpoint/slices.h"
 #include "shard/replace_data.h"
 
@@ -112,18 +113,26 @@ std::vector<StoredParameter> stored_parameters(
   return result;
 }
 
-FilePlan plan_files(
-    const std::vector<StoredParameter>& parameters, std::optional<c10::ScalarType> export_dtype) {
+FilePlan plan_files(const std::vector<StoredParameter>& parameters, const SaveOptions& options) {
   FilePlan plan;
   std::map<std::string, int64_t> covered;  // elements of a tensor
   for (const auto& parameter : parameters) {
     const auto main = parameter.pieces[Set::main].scalar_type();
     // Buffers keep their digits: nothing else has them.
     const bool as_it_is = parameter.buffer.defined() || !c10::isFloatingType(main);
-    const auto model = as_it_is ? main : export_dtype.value_or(main);
+    const bool fp8 = is_exported_in_fp8(parameter, options.export_fp8);
+    const auto model = as_it_is ? main
+                       : fp8    ? c10::kFloat8_e4m3fn
+                                : options.export_dtype.value_or(main);
     for (const auto& slice : parameter.slices) {
       covered[slice.tensor] += elements_of(slice);
       plan.add(Set::model, slice.tensor, model, slice.shape);
+      if (fp8) {
+        const auto scales = Fp8Export::scales_of(slice.tensor);
+        const auto shape = Fp8Export::scale_shape(slice.shape);
+        plan.add(Set::model, scales, c10::kFloat, shape);
+        covered[scales] = shape[0] * shape[1];
+      }
       if (model != main) plan.add(Set::main, slice.tensor, main, slice.shape);
       for (const Set set : {Set::first_moment, Set::second_moment}) {
         const auto& piece = parameter.pieces[set];

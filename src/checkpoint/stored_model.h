@@ -40,7 +40,6 @@ std::vector<StoredParameter> stored_parameters(
 
 /// Returns the files of their checkpoint: a function of names, shapes and dtypes, so the same on
 /// every rank.
-FilePlan plan_files(
-    const std::vector<StoredParameter>& parameters, std::optional<c10::ScalarType> export_dtype);
+FilePlan plan_files(const std::vector<StoredParameter>& parameters, const SaveOptions& options);
 
 }  // namespace sherd

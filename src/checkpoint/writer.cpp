@@ -37,6 +37,22 @@ class PartWriter {
     blocks_[file].push_back(make_record(at, at + size, crc32c(data, static_cast<size_t>(size))));
   }
 
+  /// The same in fp8.
+  void write_fp8(
+      const PlannedTensor& tensor,
+      const Run& run,
+      const at::Tensor& piece,
+      int64_t skipped,
+      const Fp8Export& fp8) {
+    for (int64_t done = 0; done < run.length;) {
+      const int64_t count = std::min(run.length - done, kBlockBytes);
+      const auto part = piece.narrow(0, skipped + done, count).to(at::kCPU, at::kFloat);
+      const auto bytes = fp8.encode(*run.tensor, run.in_tensor + done, part);
+      write(tensor.file, bytes.data(), count, tensor.offset + run.in_tensor + done);
+      done += count;
+    }
+  }
+
   /// This rank's elements [begin, end) of a parameter, which are those of `piece` from `skipped`
   /// on.
   void write(
@@ -168,6 +184,7 @@ void write_part(
     const UnfinishedFolder& folder,
     const std::vector<StoredParameter>& parameters,
     const FilePlan& plan,
+    const Fp8Export& fp8,
     int64_t rank) {
   const c10::NoGradGuard no_grad;
   PartWriter writer(folder, plan);
@@ -175,6 +192,13 @@ void write_part(
     for (size_t i = 0; i < plan.files().size(); ++i) {
       const auto& header = plan.files()[i].header;
       writer.write(i, header.data(), std::ssize(header), 0);
+    }
+    for (const auto& name : fp8.tensors()) {
+      const auto& tensor = plan.tensors(Set::model).at(Fp8Export::scales_of(name));
+      const auto scales = fp8.scales(name);
+      writer.write(
+          tensor.file, scales.const_data_ptr(), static_cast<int64_t>(scales.nbytes()),
+          tensor.offset);
     }
   }
   for (const Set set : kSets) {
@@ -185,7 +209,11 @@ void write_part(
       each_run(parameter.slices, parameter.write_begin, parameter.write_end, [&](const Run& run) {
         const auto found = tensors.find(*run.tensor);
         if (found == tensors.end()) return;  // main weights of the model's dtype
-        writer.write(found->second, run, piece, run.in_parameter - parameter.begin);
+        const int64_t skipped = run.in_parameter - parameter.begin;
+        if (set == Set::model && fp8.has(*run.tensor)) {
+          return writer.write_fp8(found->second, run, piece, skipped, fp8);
+        }
+        writer.write(found->second, run, piece, skipped);
       });
     }
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "checkpoint/folders.h"
+#include "checkpoint/fp8_export.h"
 #include "checkpoint/sealed_json.h"
 #include "checkpoint/stored_model.h"
 
@@ -49,6 +50,7 @@ void write_part(
     const UnfinishedFolder& folder,
     const std::vector<StoredParameter>& parameters,
     const FilePlan& plan,
+    const Fp8Export& fp8,
     int64_t rank);
 
 /// Writes the small files and, last, state.json, which completes the checkpoint. Called by one

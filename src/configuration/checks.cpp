@@ -7,6 +7,7 @@
 #include "configuration/byte_size.h"
 #include "configuration/to_toml.h"
 #include "sherd/plan/placement.h"
+#include "sherd/shard/precision.h"
 
 namespace sherd {
 namespace {
@@ -132,6 +133,11 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       !precision.recipe || !parts,
       "precision.recipe = " + to_toml(precision.recipe) +
           ": a recipe sets compute, main, gradient and reduce; remove those keys, or the recipe");
+  const bool fp8 = precision.recipe && Precision::recipe(*precision.recipe).fp8 != Fp8::none;
+  require(
+      precision.keep.empty() || fp8,
+      "precision.keep = " + to_toml(precision.keep) +
+          ": it is for recipes of fp8; remove it, or set precision.recipe = \"fp8\"");
   require(
       optim.warmup <= train.steps,
       is("optim.warmup", optim.warmup) + ": it must be at most " + is("train.steps", train.steps));

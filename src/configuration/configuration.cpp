@@ -165,6 +165,13 @@ class ConfigurationReader {
     return true;
   }
 
+  bool take(
+      const TomlValue& found, const std::string& name, std::vector<std::string>& into, const Key&) {
+    if (!found.strings) return wrong_type(found, name, "a list of strings, such as [\"layer0.*\"]");
+    into = *found.strings;
+    return true;
+  }
+
   static std::string c_numbers(size_t count) {
     return "a list of " + std::to_string(count) + " numbers";
   }

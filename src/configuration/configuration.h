@@ -87,6 +87,7 @@ struct PrecisionSection {
   std::optional<std::string> main{};
   std::optional<std::string> gradient{};
   std::optional<std::string> reduce{};
+  std::vector<std::string> keep{};
 };
 
 /// Section [optim]: the optimizer and its learning rate.

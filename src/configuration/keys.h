@@ -188,8 +188,11 @@ void keys(Section& s, Visitor&& visit) {
   visit(
       "recipe", s.recipe,
       one_of(
-          {"fp32", "bf16_o1", "bf16_o2", "bf16_o3", "fp16"},
-          "a named combination of the keys below (docs/numerics.md)"));
+          {"fp32", "bf16_o1", "bf16_o2", "bf16_o3", "fp16", "fp8", "fp8_wgrad16", "fp8_block",
+           "mxfp8"},
+          "a named combination of the keys below (docs/numerics.md); with those of fp8 the "
+          "products "
+          "of the layers are in 8 bits"));
   visit(
       "compute", s.compute,
       one_of(dtypes, "dtype that the model computes with and that is all-gathered"));
@@ -198,6 +201,10 @@ void keys(Section& s, Visitor&& visit) {
       one_of(dtypes, "dtype of the main weights (master weights), which the optimizer updates"));
   visit("gradient", s.gradient, one_of(dtypes, "dtype in which gradients accumulate"));
   visit("reduce", s.reduce, one_of(dtypes, "dtype in which gradients are reduced"));
+  visit(
+      "keep", s.keep,
+      meaning("weights whose products stay in the compute dtype with a recipe of fp8: patterns of "
+              "their names, such as [\"layer0.*\", \"*.down.weight\"]"));
 }
 
 template <class Section, class Visitor>
@@ -244,8 +251,9 @@ void keys(Section& s, Visitor&& visit) {
   visit(
       "export_dtype", s.export_dtype,
       one_of(
-          {"fp32", "bf16", "fp16"},
-          "dtype of the model in a checkpoint; default: the compute dtype"));
+          {"fp32", "bf16", "fp16", "fp8_block"},
+          "dtype of the model in a checkpoint; default: the compute dtype. fp8_block: products in "
+          "e4m3 with a scale for each 128 x 128 elements, as DeepSeek's models, all else in bf16"));
   visit(
       "save", s.save,
       one_of(

@@ -3,10 +3,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <set>
 
 #include "configuration/network_file.h"
+#include "shard/glob.h"
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
 #include "sherd/models/moe.h"
@@ -22,14 +25,60 @@ std::optional<c10::ScalarType> dtype_of(const std::optional<std::string>& word) 
   return *word == "bf16" ? c10::kBFloat16 : *word == "fp16" ? c10::kHalf : c10::kFloat;
 }
 
+/// Of all parameters but those of products in fp8, which have rules of their own.
 Precision precision_of(const PrecisionSection& section) {
-  if (section.recipe) return Precision::recipe(*section.recipe);
+  if (section.recipe) {
+    auto precision = Precision::recipe(*section.recipe);
+    precision.fp8 = Fp8::none;
+    return precision;
+  }
   Precision precision;
   precision.compute = dtype_of(section.compute);
   precision.main = dtype_of(section.main);
   precision.gradient = dtype_of(section.gradient);
   precision.reduce = dtype_of(section.reduce);
   return precision;
+}
+
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return matches_glob(pattern, name);
+  });
+}
+
+/// The full names of all weights whose products are in fp8.
+std::set<std::string> fp8_weights_of(
+    const LanguageModel& model, const PrecisionSection& section, const std::string& kind) {
+  std::set<std::string> result;
+  if (!section.recipe || Precision::recipe(*section.recipe).fp8 == Fp8::none) return result;
+  const auto products = model.products();
+  std::set<std::string> kept;
+  for (const auto& item : model.named_parameters()) {
+    if (!matches_any(products, item.key())) continue;
+    for (const auto& pattern : section.keep) {
+      if (matches_glob(pattern, item.key())) kept.insert(pattern);
+    }
+    if (!matches_any(section.keep, item.key())) result.insert(item.key());
+  }
+  for (const auto& pattern : section.keep) {
+    TORCH_CHECK_VALUE(
+        kept.contains(pattern), "[train] precision.keep has \"", pattern,
+        "\", which matches no weight whose product could be in fp8: those of a model of kind \"",
+        kind, "\" match ", c10::Join(", ", products));
+  }
+  return result;
+}
+
+/// Rules for those that belong to a unit.
+std::vector<ParameterRule> fp8_rules_of(
+    const std::set<std::string>& weights, const std::string& unit, const std::string& recipe) {
+  std::vector<ParameterRule> rules;
+  for (const auto& name : weights) {
+    if (!unit.empty() && name.rfind(unit + ".", 0) != 0) continue;
+    const auto within = unit.empty() ? name : name.substr(unit.size() + 1);
+    rules.push_back({.match = within, .precision = Precision::recipe(recipe)});
+  }
+  return rules;
 }
 
 /// Two thirds of four times the width, rounded up to 64: as much as an ungated layer would have.
@@ -138,8 +187,26 @@ c10::ScalarType compute_dtype_of(const PrecisionSection& section) {
 }
 
 std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuration) {
+  if (configuration.train.export_dtype == "fp8_block") return c10::kBFloat16;
   if (configuration.train.export_dtype) return dtype_of(configuration.train.export_dtype);
   return precision_of(configuration.precision).compute;
+}
+
+std::vector<std::string> export_fp8_of(
+    const Configuration& configuration, const LanguageModel& model) {
+  std::vector<std::string> result;
+  if (configuration.train.export_dtype != "fp8_block") return result;
+  const auto products = model.products();
+  for (const auto& item : model.named_parameters()) {
+    const bool kept = matches_any(configuration.precision.keep, item.key());
+    if (!kept && item.value().dim() == 2 && matches_any(products, item.key())) {
+      result.push_back(item.key());
+    }
+  }
+  TORCH_CHECK_VALUE(
+      !result.empty(), "[train] train.export_dtype = \"fp8_block\": a model of kind \"",
+      configuration.model.kind, "\" has no products that could be saved in fp8");
+  return result;
 }
 
 c10::ScalarType saved_dtype_of(const Configuration& configuration) {
@@ -213,13 +280,29 @@ std::shared_ptr<LanguageModel> sharded_model_of(
   if (configuration.model.from && alone) check_llama(*model, *configuration.model.from);
   const auto options = unit_options_of(configuration, mesh);
   const auto units = model->units();
-  for (size_t i = 0; i < units.size(); ++i) {
+  auto fp8 = fp8_weights_of(*model, configuration.precision, configuration.model.kind);
+  const auto names = model->named_modules();
+  const auto shard = [&](torch::nn::Module* module, auto apply) {
+    std::string name;
+    for (const auto& item : names) {
+      if (item.value().get() == module) name = item.key();
+    }
     auto mine = options;
-    mine.keep_gathered =
-        std::ssize(units) - static_cast<int64_t>(i) <= configuration.shard.keep_gathered;
-    fully_shard(units[i], mine);
+    if (!fp8.empty()) mine.rules = fp8_rules_of(fp8, name, *configuration.precision.recipe);
+    for (const auto& rule : mine.rules)
+      fp8.erase(name.empty() ? rule.match : name + "." + rule.match);
+    apply(mine);
+  };
+  for (size_t i = 0; i < units.size(); ++i) {
+    shard(units[i].get(), [&](UnitOptions& mine) {
+      mine.keep_gathered =
+          std::ssize(units) - static_cast<int64_t>(i) <= configuration.shard.keep_gathered;
+      fully_shard(units[i], mine);
+    });
   }
-  fully_shard(model, options, root_options_of(configuration));
+  shard(model.get(), [&](const UnitOptions& mine) {
+    fully_shard(model, mine, root_options_of(configuration));
+  });
   micro_batches(*model, configuration.data.micro_batches);
   return model;
 }

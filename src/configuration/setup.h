@@ -19,6 +19,9 @@ namespace sherd {
 
 /// Returns the dtype of matrix products.
 c10::ScalarType compute_dtype_of(const PrecisionSection& section);
+/// Returns SaveOptions::export_fp8: the weights of products, if the model is saved so.
+std::vector<std::string> export_fp8_of(
+    const Configuration& configuration, const LanguageModel& model);
 /// Returns SaveOptions::export_dtype; nothing: the main weights' dtype.
 std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuration);
 /// Returns the dtype of a checkpoint's model files.

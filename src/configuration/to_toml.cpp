@@ -35,5 +35,10 @@ std::string to_toml(const std::vector<double>& values) {
   for (const double value : values) words.push_back(number(value));
   return "[" + join(words, ", ") + "]";
 }
+std::string to_toml(const std::vector<std::string>& values) {
+  std::vector<std::string> words;
+  for (const auto& value : values) words.push_back(quoted(value));
+  return "[" + join(words, ", ") + "]";
+}
 
 }  // namespace sherd

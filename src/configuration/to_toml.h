@@ -20,6 +20,7 @@ std::string to_toml(bool value);
 std::string to_toml(double value);
 std::string to_toml(const std::string& value);
 std::string to_toml(const std::vector<double>& values);
+std::string to_toml(const std::vector<std::string>& values);
 /// Returns an empty text if there is no value.
 template <class T>
 std::string to_toml(const std::optional<T>& value) {

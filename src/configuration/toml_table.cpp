@@ -58,13 +58,14 @@ TomlValue value_of(const std::string& file, const toml::node& node) {
     result.string = string->get();
   } else if (const auto* list = node.as_array()) {
     result.reals.emplace();
+    result.strings.emplace();
     for (const auto& one : *list) {
-      const auto number = one.value<double>();
-      if (!number || one.is_boolean()) {
-        result.reals.reset();
-        break;
-      }
-      result.reals->push_back(*number);
+      const auto number = one.is_boolean() ? std::nullopt : one.value<double>();
+      const auto word = one.is_string() ? one.value<std::string>() : std::nullopt;
+      if (result.reals && number) result.reals->push_back(*number);
+      if (result.strings && word) result.strings->push_back(*word);
+      if (!number) result.reals.reset();
+      if (!word) result.strings.reset();
     }
   }
   return result;

@@ -16,6 +16,7 @@ struct TomlValue {
   std::optional<bool> boolean{};
   std::optional<std::string> string{};
   std::optional<std::vector<double>> reals{};
+  std::optional<std::vector<std::string>> strings{};  ///< an empty list is both
   std::string text{};
   std::string place{};  ///< "file:line"
 };

@@ -95,7 +95,7 @@ nlohmann::ordered_json timeline_json(const RunPlan& plan) {
   json["spans"] = std::move(spans);
   auto held = nlohmann::ordered_json::array();
   for (const auto& one : timeline.slot_spans) {
-    const auto buffer = 2 * one.unit + (one.gradients ? 1 : 0);
+    const auto buffer = kSlotContents * one.unit + static_cast<int32_t>(one.content);
     held.push_back({{"buffer", buffer}, {"begin", one.begin}, {"end", one.end}});
   }
   json["held"] = std::move(held);
@@ -117,7 +117,9 @@ nlohmann::ordered_json arena_json(const Program& program) {
       }
       buffers.push_back({{"name", what + name}, {"offset", offset}, {"bytes", bytes}});
     };
+    // In the order of SlotContent.
     add("parameters of ", place.parameters);
+    add("transposed copies of ", place.transposed);
     add("gradients of ", place.gradients);
   }
   json["buffers"] = std::move(buffers);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "forecast/rehearse.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 #include <c10/util/Exception.h>
@@ -27,12 +28,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Returns the same tokens in every run, so that losses can be compared.
 Batch random_batch(const Configuration& configuration, c10::Device device) {
   const auto& [model, data] = std::tie(configuration.model, configuration.data);
-  const auto numbers = at::TensorOptions().dtype(at::kLong).device(device);
+  const auto numbers = at::TensorOptions().dtype(at::kLong);
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(configuration.train.seed));
+  const auto draw = [&] {
+    return at::randint(model.vocab, {data.batch, data.seq}, generator, numbers).to(device);
+  };
   Batch batch;
-  batch.tokens = at::randint(model.vocab, {data.batch, data.seq}, numbers);
-  batch.targets = at::randint(model.vocab, {data.batch, data.seq}, numbers);
+  batch.tokens = draw();
+  batch.targets = draw();
   return batch;
 }
 

@@ -3,6 +3,9 @@
 
 #include "kernels/adamw.h"
 #include "kernels/cast_copy.h"
+#include "kernels/fp8/encode_weights.h"
+#include "kernels/fp8/fused.h"
+#include "kernels/fp8/scaled_product.h"
 #include "kernels/keyed_fill.h"
 #include "kernels/measure.h"
 #include "kernels/nn/cross_entropy.h"
@@ -70,6 +73,58 @@ void cross_entropy_backward_on_cuda(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   refuse();
 }
+void encode_rows_on_cuda(const at::Tensor&, const Fp8Matrix&) {
+  refuse();
+}
+void encode_columns_on_cuda(const at::Tensor&, const Fp8Matrix&) {
+  refuse();
+}
+void encode_gradient_on_cuda(const at::Tensor&, const at::Tensor&, const Fp8Gradient&) {
+  refuse();
+}
+void encode_input_again_on_cuda(const at::Tensor&, const Fp8Gradient&, const Fp8Matrix&) {
+  refuse();
+}
+void decode_on_cuda(const Fp8Matrix&, const at::Tensor&) {
+  refuse();
+}
+void measure_weights_on_cuda(std::span<const WeightPiece>, c10::ScalarType, const at::Tensor&) {
+  refuse();
+}
+void encode_weights_on_cuda(
+    std::span<const WeightPiece>, c10::ScalarType, const at::Tensor&, const at::Tensor&) {
+  refuse();
+}
+void encode_weight_rows_on_cuda(
+    std::span<const WeightRows>, c10::ScalarType, Scaling, c10::Device) {
+  refuse();
+}
+void transpose_on_cuda(std::span<const Transposition>, int64_t, c10::Device) {
+  refuse();
+}
+void encode_normed_on_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, double, const NormedFp8&) {
+  refuse();
+}
+void encode_normed_again_on_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const Fp8Gradient&, const Fp8Matrix&) {
+  refuse();
+}
+void encode_swiglu_on_cuda(const at::Tensor&, const Fp8Matrix&) {
+  refuse();
+}
+void encode_swiglu_gradients_on_cuda(
+    const at::Tensor&,
+    const at::Tensor&,
+    const Fp8Gradient&,
+    const at::Tensor&,
+    const SwigluGradients&) {
+  refuse();
+}
+void scaled_product_on_cuda(const ScaledProduct&) {
+  refuse();
+}
+void check_fp8_device(c10::Device, const std::string&) {}
 void embedding_gradient_on_cuda(const EmbeddingGradient&, const at::Tensor&, const at::Tensor&) {
   refuse();
 }

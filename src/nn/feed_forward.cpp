@@ -10,6 +10,7 @@
 
 #include "kernels/cast_copy.h"
 #include "kernels/nn/swiglu.h"
+#include "nn/fp8/functions.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {
@@ -88,6 +89,10 @@ at::Tensor feed_forward(
   TORCH_CHECK_VALUE(
       is_float16_or_wider(x.scalar_type()), "[nn] feed_forward of ", x.scalar_type(),
       ": use floating point of 16 bits or more");
+  if (are_both_fp8("feed_forward", gate_up_weight, down_weight)) {
+    const FeedForwardOptions options{.recompute_gate_up = recompute_gate_up};
+    return std::get<1>(fp8_feed_forward(x, {}, {}, gate_up_weight, down_weight, options));
+  }
   return FeedForwardFunction::apply(x, gate_up_weight, down_weight, recompute_gate_up);
 }
 

@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "nn/fp8/functions.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {
@@ -57,6 +58,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  if (fp8_weight(weight)) return fp8_linear(input, weight, bias);
   return LinearFunction::apply(
       input, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
 }

@@ -10,6 +10,7 @@
 
 #include "kernels/cast_copy.h"
 #include "kernels/nn/swiglu.h"
+#include "nn/fp8/functions.h"
 #include "nn/normed_rows.h"
 #include "nn/rows.h"
 #include "nn/weight_gradient.h"
@@ -91,24 +92,33 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
         {rows.sum, norm_weight, gate_up_weight, down_weight,
          options.recompute_gate_up ? at::Tensor() : gate_up_TF});
     context->saved_data["overwrites"] = options.overwrites;
+    context->saved_data["adds_sum"] = options.adds_sum;
+    context->saved_data["product_dtype"] = static_cast<int64_t>(dtype);
     context->saved_data["epsilon"] = epsilon;
     context->saved_data["residual"] = residual.has_value();
     if (options.skips_result) return {rows.sum, at::empty(x.sizes(), gate_up_TF.options())};
     const auto activation_TF =
         at::empty({gate_up_TF.size(0), down_weight.size(1)}, gate_up_TF.options());
     swiglu_forward(gate_up_TF, activation_TF);
-    return {rows.sum, at::mm(activation_TF, down_weight.to(dtype).t()).view(x.sizes())};
+    auto result = at::mm(activation_TF, down_weight.to(dtype).t()).view(x.sizes());
+    if (options.adds_sum) result = rows.sum + result;
+    return {rows.sum, result};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_derivative("norm_feed_forward");
     const bool adds = context->saved_data["residual"].toBool();
     if (!gradients[1].defined()) return passed_on(gradients[0], adds, 4, 7);
+    auto sum_gradient = gradients[0];
+    if (context->saved_data["adds_sum"].toBool()) {
+      sum_gradient = sum_gradient.defined() ? sum_gradient + gradients[1] : gradients[1];
+    }
     const auto saved = context->get_saved_variables();
     const auto& gate_up_weight = saved[2];
     const auto& down_weight = saved[3];
-    const auto gradient_TD = rows_of(gradients[1]);
-    const auto dtype = gradient_TD.scalar_type();
+    // Under autocast the sum may be wider than the products.
+    const auto dtype = static_cast<c10::ScalarType>(context->saved_data["product_dtype"].toInt());
+    const auto gradient_TD = rows_of(gradients[1]).to(dtype);
     const auto narrow_gate_up = gate_up_weight.to(dtype);
     const bool recomputed = !saved[4].defined();
     const auto again = [&] {
@@ -136,7 +146,7 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
     const auto y_gradient =
         at::mm(d_gate_up_TF, narrow_gate_up).view(saved[0].sizes()).to(saved[0].scalar_type());
     result[0] = norm_rows_gradient(
-        rows, saved[1], y_gradient, gradients[0], context->needs_input_grad(1), result[1]);
+        rows, saved[1], y_gradient, sum_gradient, context->needs_input_grad(1), result[1]);
     if (adds) result[4] = result[0];
     return result;
   }
@@ -173,6 +183,9 @@ std::tuple<at::Tensor, at::Tensor> norm_linear(
   TORCH_CHECK_VALUE(
       weight.dim() == 2 && weight.size(1) == x.size(-1), "[nn] norm_linear of ", x.sizes(),
       " with a weight of ", weight.sizes(), ": they are [.., D] and [F, D]");
+  if (fp8_weight(weight)) {
+    return fp8_norm_linear(mine, other.value_or(at::Tensor()), norm, weight);
+  }
   auto both = NormLinearFunction::apply(mine, norm.weight, weight, other, norm.epsilon);
   return {std::move(both[0]), std::move(both[1])};
 }
@@ -191,6 +204,10 @@ std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
           down_weight.size(1) > 0,
       "[nn] norm_feed_forward of ", x.sizes(), " with weights of ", gate_up_weight.sizes(), " and ",
       down_weight.sizes(), ": they are [.., D], [2F, D] and [D, F]");
+  if (are_both_fp8("norm_feed_forward", gate_up_weight, down_weight)) {
+    return fp8_feed_forward(
+        mine, other.value_or(at::Tensor()), norm, gate_up_weight, down_weight, options);
+  }
   auto both = NormFeedForwardFunction::apply(
       mine, norm.weight, gate_up_weight, down_weight, other, norm.epsilon, options);
   return {std::move(both[0]), std::move(both[1])};

@@ -57,4 +57,41 @@ inline int64_t inner_part(const GroupSpec& group, Role role) {
                                                   : group.elements;
 }
 
+/// Returns whether two groups exchange their scales over an axis in one collective.
+inline bool exchanges_with(const GroupSpec& one, const GroupSpec& other, AxisKind axis) {
+  const bool outer = axis == AxisKind::outer;
+  return (outer ? one.axes.outer == other.axes.outer : one.axes.inner == other.axes.inner) &&
+         (outer ? one.axis_sizes.outer == other.axis_sizes.outer
+                : one.axis_sizes.inner == other.axis_sizes.inner);
+}
+
+// ---- model weights ------------------------------------------------------------------------------
+
+/// The places of a group's encodings in its part of a slot: bytes from its begin. Without fp8 there
+/// are values alone.
+struct PayloadOffsets {
+  int64_t scales = 0;
+  int64_t second_values = 0;
+  int64_t second_scales = 0;
+  int64_t bytes = 0;  ///< of all
+};
+inline PayloadOffsets payload_offsets(const GroupSpec& group, bool two_ways) {
+  const auto& encoding = group.encoding;
+  const int64_t values = aligned_slot(group.elements * group.bytes.model);
+  const int64_t scales = encoding.block == 0
+                             ? 0
+                             : aligned_slot(group.elements / encoding.block * encoding.scale_bytes);
+  PayloadOffsets offsets{.scales = values, .second_values = values + scales};
+  offsets.second_scales = offsets.second_values + (two_ways ? values : 0);
+  offsets.bytes = offsets.second_scales + (two_ways ? scales : 0);
+  return offsets;
+}
+
+/// Returns the bytes of a model weight of so many elements, its gathered scales included.
+inline int64_t model_bytes(const GroupSpec& group, int64_t elements, bool two_ways) {
+  const auto& encoding = group.encoding;
+  const int64_t scales = encoding.block == 0 ? 0 : elements / encoding.block * encoding.scale_bytes;
+  return (elements * group.bytes.model + scales) * (two_ways ? 2 : 1);
+}
+
 }  // namespace sherd

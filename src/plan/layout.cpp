@@ -78,7 +78,10 @@ Layout Layout::build(std::vector<ParameterSpec> parameters, const LayoutOptions&
 
   Layout layout;
   layout.shards_ = options.shards;
-  layout.alignment_ = 16 / size;
+  layout.alignment_ = options.block > 0 ? options.block : 16 / size;
+  require(
+      layout.alignment_ % (16 / size) == 0, "block is ", options.block,
+      " elements; it must be a multiple of ", 16 / size);
   layout.parameters_ = std::move(parameters);
 
   std::vector<PackItem> cut;

@@ -21,6 +21,7 @@ class Follower {
         number_(number),
         lifetimes_(lifetimes),
         gathered_(program.units().size(), kNone),
+        transposed_(program.units().size(), kNone),
         opened_(program.units().size(), kNone),
         touched_(program.units().size()) {}
 
@@ -69,7 +70,15 @@ class Follower {
         }
         touched_[index(unit)] = true;
         break;
+      case Action::transpose:
+        if (transposed_[index(unit)] == kNone) transposed_[index(unit)] = here;
+        break;
       case Action::release:
+        if (instruction.slot == program_.slots_of(unit).transposed) {
+          add(buffers_.transposed(unit), transposed_[index(unit)], here);
+          transposed_[index(unit)] = kNone;
+          break;
+        }
         add(buffers_.parameters(unit), gathered, here);
         gathered = kNone;
         break;
@@ -94,6 +103,7 @@ class Follower {
   int32_t number_;
   std::vector<Lifetime>& lifetimes_;
   std::vector<int32_t> gathered_;  // by unit: since which instruction
+  std::vector<int32_t> transposed_;
   std::vector<int32_t> opened_;
   std::vector<bool> touched_;
   std::vector<Lifetime> waiting_;  // gradients under reduction
@@ -106,11 +116,14 @@ Needs needs_of(const std::vector<UnitSpec>& units) {
   for (const auto& unit : units) {
     SlotAssignment assignment;
     int64_t parameters = 0;
+    int64_t transposed = 0;
     int64_t gradients = 0;
     for (const auto& group : unit.groups) {
       assignment.parameter_offsets.push_back(parameters);
+      assignment.transposed_offsets.push_back(transposed);
       assignment.gradient_offsets.push_back(gradients);
-      if (gathers_inner(group)) parameters += aligned_slot(group.elements * group.bytes.model);
+      if (gathers_inner(group)) parameters += payload_offsets(group, group.encoding.two_ways).bytes;
+      if (group.encoding.transposes) transposed += payload_offsets(group, false).bytes;
       if (!group.trainable) continue;
       if (gradient_sharded(group)) gradients += aligned_slot(group.elements * group.bytes.reduce);
       if (group.reduces_in_place) continue;
@@ -125,6 +138,7 @@ Needs needs_of(const std::vector<UnitSpec>& units) {
     }
     needs.assignments.push_back(std::move(assignment));
     needs.parameters.push_back(parameters);
+    needs.transposed.push_back(transposed);
     needs.gradients.push_back(gradients);
   }
   return needs;
@@ -132,6 +146,7 @@ Needs needs_of(const std::vector<UnitSpec>& units) {
 
 ArenaBuffers::ArenaBuffers(const Needs& needs)
     : units_(static_cast<int32_t>(needs.parameters.size())), bytes_(needs.parameters) {
+  bytes_.insert(bytes_.end(), needs.transposed.begin(), needs.transposed.end());
   bytes_.insert(bytes_.end(), needs.gradients.begin(), needs.gradients.end());
   bytes_.push_back(needs.stage_reduce);
   bytes_.push_back(needs.stage_outer);

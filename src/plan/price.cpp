@@ -105,7 +105,9 @@ class Walk {
     }
     const auto cost = cost_of(instruction, kind);
     const bool computes = instruction.stream == Stream::compute;
-    if (computes) {
+    if (instruction.action == Action::exchange) {
+      timeline_.exposed[index(instruction.unit)] += cost.seconds;
+    } else if (computes) {
       timeline_.compute += cost.seconds;
       // Another stream made it wait, and what runs there belongs to a unit.
       if (start.unit != kNone) timeline_.exposed[index(start.unit)] += start.at - free;
@@ -128,22 +130,28 @@ class Walk {
     if (instruction.signals != kNone) {
       signals_[index(instruction.signals)] = {span.end, instruction.unit};
     }
-    if (instruction.slot != kNone) use_slot(instruction, span);
+    for (const int32_t slot : {instruction.slot, instruction.also_reads}) {
+      if (slot != kNone) use_slot(slot, instruction, span);
+    }
     timeline_.spans.push_back(span);
   }
 
   /// A slot has one owner at a time, also in the order of issue.
-  void use_slot(const Instruction& instruction, const Span& span) {
-    auto& owner = owners_[index(instruction.slot)];
+  void use_slot(int32_t slot, const Instruction& instruction, const Span& span) {
+    auto& owner = owners_[index(slot)];
     const auto action = instruction.action;
     const bool opens = action == Action::open;
     if (opens || owner == kNone || timeline_.slot_spans[index(owner)].unit != instruction.unit) {
       const bool gradients = opens || action == Action::stage || action == Action::reduce ||
                              action == Action::accumulate;
+      const bool transposed = slot == program_.slots_of(instruction.unit).transposed;
       owner = static_cast<int32_t>(timeline_.slot_spans.size());
       // While it waits to open, the slot is still another's.
       const double begin = opens ? span.end : span.begin;
-      timeline_.slot_spans.push_back({instruction.slot, instruction.unit, gradients, begin, begin});
+      const auto content = gradients    ? SlotContent::gradients
+                           : transposed ? SlotContent::transposed
+                                        : SlotContent::parameters;
+      timeline_.slot_spans.push_back({slot, instruction.unit, content, begin, begin});
     }
     auto& use = timeline_.slot_spans[index(owner)];
     use.end = std::max(use.end, span.end);
@@ -162,6 +170,8 @@ class Walk {
       case Action::reduce:
         return collective(
             instruction, instruction.scatter ? Collective::reduce_scatter : Collective::all_reduce);
+      case Action::exchange: return collective(instruction, Collective::all_reduce);
+      case Action::transpose:
       case Action::stage:
       case Action::accumulate: return kernel(instruction);
       default: return {};
@@ -195,7 +205,9 @@ class Walk {
     const bool outer = instruction.axis == AxisKind::outer;
     const auto& size = group.bytes;
     int64_t bytes = 0;
-    if (instruction.action == Action::stage) {
+    if (instruction.action == Action::transpose) {
+      bytes = 2 * model_bytes(group, group.elements, false);
+    } else if (instruction.action == Action::stage) {
       const int64_t elements = outer ? inner_part(group, Role::optimizer) : group.elements;
       bytes = elements * (size.gradient + size.reduce);
     } else {

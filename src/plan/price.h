@@ -41,11 +41,15 @@ struct Span {
   int64_t bytes = 0;  ///< full side of a collective, or bytes that a kernel reads and writes
 };
 
+/// What a unit has in a slot of the arena.
+enum class SlotContent : uint8_t { parameters, transposed, gradients };
+inline constexpr int32_t kSlotContents = 3;
+
 /// The time in which a unit uses a slot of the arena: from the first write to the last read.
 struct SlotSpan {
   int32_t slot = kNone;
   int32_t unit = kNone;
-  bool gradients = false;  ///< for gradients; otherwise for parameters
+  SlotContent content{};
   double begin = 0;
   double end = 0;
 };

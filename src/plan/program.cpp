@@ -2,6 +2,7 @@
 #include "sherd/plan/program.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 
 #include "plan/arena.h"
@@ -56,6 +57,7 @@ std::vector<int64_t> offsets_in(const Program& program, const ArenaBuffers& buff
   };
   for (int32_t unit = 0; unit < std::ssize(program.units()); ++unit) {
     keep(buffers.parameters(unit), program.slots_of(unit).parameters);
+    keep(buffers.transposed(unit), program.slots_of(unit).transposed);
     keep(buffers.gradients(unit), program.slots_of(unit).gradients);
   }
   for (int32_t slot = 0; slot < std::ssize(program.slots()); ++slot) {
@@ -99,16 +101,21 @@ ArenaPlan arena_of(const ArenaBuffers& buffers, const std::vector<Lifetime>& lif
 
 std::string buffer_name(const std::vector<UnitSpec>& units, int32_t buffer) {
   const auto count = static_cast<int32_t>(units.size());
-  if (buffer >= 2 * count) return buffer == 2 * count ? kStageReduce : kStageOuter;
+  if (buffer >= 3 * count) return buffer == 3 * count ? kStageReduce : kStageOuter;
+  constexpr std::array kKinds{
+      "the parameters of '", "the transposed copies of '", "the gradients of '"};
   const auto& unit = units[static_cast<size_t>(buffer % count)].name;
-  return text(buffer < count ? "the parameters of '" : "the gradients of '", unit, "'");
+  return text(kKinds[static_cast<size_t>(buffer / count)], unit, "'");
 }
 
 ProgramBytes bytes_of(const std::vector<UnitSpec>& units) {
   ProgramBytes bytes;
   for (const auto& unit : units) {
     for (const auto& group : unit.groups) {
-      bytes.model_weights += part_elements(group, Role::parameter) * group.bytes.model;
+      constexpr int64_t kScaleBytes = 4;
+      bytes.model_weights +=
+          model_bytes(group, part_elements(group, Role::parameter), group.encoding.two_ways) +
+          group.encoding.exchanged * kScaleBytes;
       if (!group.shares_weight) {
         bytes.main_weights += part_elements(group, Role::optimizer) * group.bytes.main;
       }
@@ -138,6 +145,7 @@ std::optional<Collective> collective_of(const Instruction& instruction) {
     case Action::refresh: return Collective::all_gather;
     case Action::reduce:
       return instruction.scatter ? Collective::reduce_scatter : Collective::all_reduce;
+    case Action::exchange: return Collective::all_reduce;
     default: return std::nullopt;
   }
 }
@@ -214,6 +222,10 @@ void Program::take_slots(const Needs& needs, const std::vector<int64_t>& offsets
   for (int32_t unit = 0; unit < std::ssize(units_); ++unit) {
     assignments_[static_cast<size_t>(unit)].parameters =
         take("parameters", buffers.parameters(unit));
+  }
+  for (int32_t unit = 0; unit < std::ssize(units_); ++unit) {
+    assignments_[static_cast<size_t>(unit)].transposed =
+        take("transposed", buffers.transposed(unit));
   }
   for (int32_t unit = 0; unit < std::ssize(units_); ++unit) {
     assignments_[static_cast<size_t>(unit)].gradients = take("gradients", buffers.gradients(unit));
@@ -303,6 +315,7 @@ std::vector<const Section*> Program::step() const {
 StepTraffic Program::traffic() const {
   StepTraffic sum;
   for (const auto* section : step()) sum += traffic_of(*section);
+  sum += traffic_of(update_);
   return sum;
 }
 

@@ -36,15 +36,26 @@ std::string subject(const Program& program, const Instruction& instruction) {
                                     : unit.groups[static_cast<size_t>(instruction.group)].name;
 }
 
+std::string encoding_text(const WeightEncoding& encoding) {
+  if (encoding == WeightEncoding()) return "";
+  return text(
+      "; fp8: ", encoding.exchanged, " exchanged scales, blocks of ", encoding.block, " with ",
+      encoding.scale_bytes, " bytes", encoding.transposes ? ", transposed" : "",
+      encoding.two_ways ? ", both ways" : "");
+}
+
 void print(std::ostream& out, const Program& program, const Instruction& instruction) {
   out << "    " << std::left << std::setw(8) << sherd::to_text(instruction.stream) << std::setw(11)
       << sherd::to_text(instruction.action) << std::setw(28) << subject(program, instruction);
   if (instruction.slot != kNone) {
     out << " in " << program.slots()[static_cast<size_t>(instruction.slot)].name;
   }
+  if (instruction.also_reads != kNone) {
+    out << " and " << program.slots()[static_cast<size_t>(instruction.also_reads)].name;
+  }
   if (const auto collective = collective_of(instruction)) {
     out << ", " << sherd::to_text(*collective) << " over " << to_text(instruction.axis) << ", "
-        << byte_text(instruction.bytes);
+        << byte_text(instruction.bytes) << (instruction.two_ways ? ", encoded both ways" : "");
   }
   if (instruction.action == Action::accumulate) {
     out << (instruction.overwrite ? ", overwrites" : ", adds");
@@ -91,6 +102,9 @@ nlohmann::json to_json(const Program& program, const Section& section) {
     if (instruction.slot != kNone) {
       one["slot"] = program.slots()[static_cast<size_t>(instruction.slot)].name;
     }
+    if (instruction.also_reads != kNone) {
+      one["also_reads"] = program.slots()[static_cast<size_t>(instruction.also_reads)].name;
+    }
     if (const auto collective = collective_of(instruction)) {
       one["collective"] = sherd::to_text(*collective);
       one["axis"] = to_text(instruction.axis);
@@ -130,6 +144,7 @@ const char* to_text(Action action) {
   switch (action) {
     case Action::refresh: return "refresh";
     case Action::gather: return "gather";
+    case Action::transpose: return "transpose";
     case Action::wait: return "wait";
     case Action::compute: return "compute";
     case Action::release: return "release";
@@ -139,6 +154,7 @@ const char* to_text(Action action) {
     case Action::accumulate: return "accumulate";
     case Action::drain: return "drain";
     case Action::update: return "update";
+    case Action::exchange: return "exchange";
     case Action::publish: return "publish";
   }
   return "?";
@@ -168,7 +184,8 @@ std::string Program::facts() const {
           << group.bytes.model << ", " << group.bytes.main << ", " << group.bytes.gradient << ", "
           << group.bytes.reduce << " bytes; over " << group.axis_sizes.inner << " x "
           << group.axis_sizes.outer << " ranks; " << group.placement.to_text()
-          << (group.trainable ? "" : "; frozen") << "; " << group.layout << '\n';
+          << (group.trainable ? "" : "; frozen") << encoding_text(group.encoding) << "; "
+          << group.layout << '\n';
     }
   }
   const auto list = [&](const CallOrder& order, const char* when) {

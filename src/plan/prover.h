@@ -37,6 +37,10 @@ class Prover {
     int64_t outer_version = 0;    // of its part over the outer axis
     bool gathered = false;        // the slot holds the full parameters
     bool gathered_outer = false;  // first half of a gather over both axes
+    bool two_ways = false;        // what was gathered has both encodings
+    int64_t transposed = kNone;   // version of the transposed copies; kNone: there are none
+    bool exchanged_inner = true;  // the scales belong to the newest main weights, over the inner
+    bool exchanged_outer = true;  // and the outer axis
   };
   struct UnitState {
     std::vector<GroupState> groups;
@@ -58,10 +62,14 @@ class Prover {
   // ---- parameters (prover.cpp) -----------------------------------------------------------------
   void refresh(const Instruction& instruction);
   void gather(const Instruction& instruction);
+  void transpose(const Instruction& instruction);
   void wait(const Instruction& instruction);
   void compute(const Instruction& instruction);
+  void read_transposed(const Instruction& instruction);
   void release(const Instruction& instruction);
+  void release_transposed(int32_t unit);
   void update();
+  void exchange(const Instruction& instruction);
   void publish();
 
   // ---- gradients (prover_gradients.cpp) --------------------------------------------------------

@@ -33,6 +33,7 @@ class Writer {
   explicit Writer(const SectionInput& input)
       : in_(input),
         live_(input.units.size()),
+        transposed_(input.units.size()),
         refreshed_(input.units.size()),
         waits_(input.slots, input.events) {}
 
@@ -46,11 +47,12 @@ class Writer {
   bool is_live(int32_t unit) const { return live_[index(unit)]; }
   void set_live(int32_t unit, bool live) { live_[index(unit)] = live; }
 
-  /// Gathers a unit's parameters into its slot, after a refresh of what the update changed.
+  /// Gathers a unit's parameters into its slot, after a refresh of what the update changed, and
+  /// transposes what a backward needs so.
   void gather(int32_t unit, bool changed) {
-    if (live_[index(unit)]) return;
+    const bool gathers = !live_[index(unit)];
     live_[index(unit)] = true;
-    const bool refreshes = changed && !refreshed_[index(unit)];
+    const bool refreshes = gathers && changed && !refreshed_[index(unit)];
     refreshed_[index(unit)] = true;
     const auto first = section.instructions.size();
     for (const Stream stream : {Stream::outer, Stream::gather}) {
@@ -58,8 +60,9 @@ class Writer {
       bool waited = false;  // for the slot's last reader, once per stream
       each_group(unit, [&](const GroupSpec& group, int32_t number) {
         if (refreshes) refresh(group, unit, number, stream);
-        waited |= gather(group, unit, number, stream, !waited);
+        if (gathers) waited |= gather(group, unit, number, stream, !waited);
       });
+      if (stream == Stream::gather) transpose(unit);
       if (section.instructions.size() == begin) continue;
       signal(stream == Stream::outer ? in_.events.refreshed(unit) : in_.events.gathered(unit));
     }
@@ -78,6 +81,7 @@ class Writer {
   void wait(int32_t unit) {
     Instruction made{.action = Action::wait, .stream = Stream::compute, .unit = unit};
     made.slot = slots_of(unit).parameters;
+    made.also_reads = transposed_slot(unit);
     // Whatever comes over the outer axis goes on over the inner one.
     const int32_t gathered = in_.events.gathered(unit);
     if (signalled(gathered)) made.waits.push_back(gathered);
@@ -87,17 +91,20 @@ class Writer {
   void compute(int32_t unit, bool signals) {
     Instruction made{.action = Action::compute, .stream = Stream::compute, .unit = unit};
     made.slot = slots_of(unit).parameters;
+    made.also_reads = transposed_slot(unit);
     section.instructions.push_back(std::move(made));
     if (signals) signal(in_.events.computed(unit));
   }
 
   void release(int32_t unit) {
     live_[index(unit)] = false;
-    const int32_t slot = slots_of(unit).parameters;
-    if (slot == kNone) return;
-    section.instructions.push_back(
-        {.action = Action::release, .stream = Stream::compute, .unit = unit, .slot = slot});
-    signal(in_.events.released(slot));
+    transposed_[index(unit)] = false;
+    for (const int32_t slot : {slots_of(unit).parameters, transposed_slot(unit)}) {
+      if (slot == kNone) continue;
+      section.instructions.push_back(
+          {.action = Action::release, .stream = Stream::compute, .unit = unit, .slot = slot});
+      signal(in_.events.released(slot));
+    }
   }
 
   void open(int32_t unit) {
@@ -186,17 +193,44 @@ class Writer {
     return waits;
   }
 
+  /// Backwards alone compute with transposed copies.
+  int32_t transposed_slot(int32_t unit) const {
+    return section.kind == Section::Kind::backward ? slots_of(unit).transposed : kNone;
+  }
+
+  /// The copies are made of the slot, or of weights that are not sharded, until the release.
+  void transpose(int32_t unit) {
+    const int32_t slot = transposed_slot(unit);
+    if (slot == kNone || transposed_[index(unit)]) return;
+    transposed_[index(unit)] = true;
+    bool waited = false;
+    each_group(unit, [&](const GroupSpec& group, int32_t number) {
+      if (!group.encoding.transposes) return;
+      Instruction made{
+          .action = Action::transpose,
+          .stream = Stream::gather,
+          .unit = unit,
+          .group = number,
+          .slot = slot,
+          .also_reads = gathers_inner(group) ? slots_of(unit).parameters : kNone};
+      if (!waited) made.waits = waits_.before_gather(slot, Stream::gather);
+      waited = true;
+      section.instructions.push_back(std::move(made));
+    });
+  }
+
   void refresh(const GroupSpec& group, int32_t unit, int32_t number, Stream stream) {
     const bool outer = stream == Stream::outer;
     if (!group.trainable || !(outer ? refreshes_outer(group) : refreshes_inner(group))) return;
+    const int64_t elements = outer ? inner_part(group, Role::optimizer) : group.elements;
     section.instructions.push_back(
         {.action = Action::refresh,
          .stream = stream,
          .axis = outer ? AxisKind::outer : AxisKind::inner,
+         .two_ways = group.encoding.two_ways,
          .unit = unit,
          .group = number,
-         .bytes =
-             (outer ? inner_part(group, Role::optimizer) : group.elements) * group.bytes.model});
+         .bytes = model_bytes(group, elements, group.encoding.two_ways)});
   }
 
   bool gather(
@@ -204,14 +238,20 @@ class Writer {
     const bool outer = stream == Stream::outer;
     if (!(outer ? gathers_outer(group) : gathers_inner(group))) return false;
     const int32_t slot = slots_of(unit).parameters;
+    // What stays gathered is not gathered again for the backward.
+    const bool for_backward = section.kind == Section::Kind::backward ||
+                              (section.train && in_.units[index(unit)].keep_gathered);
+    const bool two_ways = group.encoding.two_ways && for_backward;
+    const int64_t elements = outer ? inner_part(group, Role::parameter) : group.elements;
     Instruction made{
         .action = Action::gather,
         .stream = stream,
         .axis = outer ? AxisKind::outer : AxisKind::inner,
+        .two_ways = two_ways,
         .unit = unit,
         .group = number,
         .slot = slot,
-        .bytes = (outer ? inner_part(group, Role::parameter) : group.elements) * group.bytes.model};
+        .bytes = model_bytes(group, elements, two_ways)};
     if (takes_slot) made.waits = waits_.before_gather(slot, stream);
     section.instructions.push_back(std::move(made));
     return true;
@@ -267,6 +307,7 @@ class Writer {
 
   const SectionInput& in_;
   std::vector<bool> live_;
+  std::vector<bool> transposed_;
   std::vector<bool> refreshed_;
   std::set<int32_t> signalled_;
   SlotWaits waits_;
@@ -404,14 +445,56 @@ Section build_backward(const SectionInput& in, const BackwardFlags& flags) {
   return std::move(writer.section);
 }
 
+namespace {
+
+/// One for all groups whose optimizer is sharded over the same axis, named by the first of them.
+std::vector<Instruction> build_exchanges(const std::vector<UnitSpec>& units) {
+  constexpr int64_t kBytes = 4;  // of a magnitude
+  std::vector<Instruction> result;
+  const auto spec = [&](const Instruction& one) -> const GroupSpec& {
+    return units[static_cast<size_t>(one.unit)].groups[static_cast<size_t>(one.group)];
+  };
+  for (const AxisKind axis : {AxisKind::inner, AxisKind::outer}) {
+    const auto first = result.size();
+    for (int32_t unit = 0; unit < std::ssize(units); ++unit) {
+      const auto& groups = units[static_cast<size_t>(unit)].groups;
+      for (int32_t number = 0; number < std::ssize(groups); ++number) {
+        const auto& group = groups[static_cast<size_t>(number)];
+        if (group.encoding.exchanged == 0 || !is_sharded(group, Role::optimizer, axis)) continue;
+        const auto same = std::find_if(
+            result.begin() + static_cast<std::ptrdiff_t>(first), result.end(),
+            [&](const Instruction& one) { return exchanges_with(spec(one), group, axis); });
+        if (same != result.end()) {
+          same->bytes += kBytes * group.encoding.exchanged;
+          continue;
+        }
+        result.push_back(
+            {.action = Action::exchange,
+             .stream = Stream::compute,
+             .axis = axis,
+             .unit = unit,
+             .group = number,
+             .bytes = kBytes * group.encoding.exchanged});
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
 Section build_update(const SectionInput& in) {
   Section section;
   section.kind = Section::Kind::update;
   section.name = "update";
   section.instructions.push_back({.action = Action::update, .stream = Stream::compute});
+  for (auto& exchange : build_exchanges(in.units)) {
+    section.instructions.push_back(std::move(exchange));
+  }
   section.instructions.push_back(
       {.action = Action::publish, .stream = Stream::compute, .signals = in.events.published()});
-  section.boundaries.push_back({Boundary::Kind::end, kNone, kNone, 0, 2});
+  const auto count = static_cast<int32_t>(section.instructions.size());
+  section.boundaries.push_back({Boundary::Kind::end, kNone, kNone, 0, count});
   return section;
 }
 

@@ -12,8 +12,9 @@ bool share_a_byte(const Slot& one, const Slot& other) {
   return one.offset < other.offset + other.bytes && other.offset < one.offset + one.bytes;
 }
 
+/// Parameters or their transposed copies: what a release gives back.
 bool holds_parameters(const Slot& slot) {
-  return slot.name.rfind("parameters", 0) == 0;
+  return slot.name.rfind("parameters", 0) == 0 || slot.name.rfind("transposed", 0) == 0;
 }
 
 }  // namespace

@@ -8,16 +8,17 @@
 
 namespace sherd {
 
-/// The owner of a slot: a unit's parameters, a unit's gradients, or the staged copy of a group's
-/// gradients.
+/// The owner of a slot: a unit's parameters, their transposed copies, its gradients, or the staged
+/// copy of a group's gradients.
 struct SlotOwner {
-  enum class Kind : uint8_t { none, parameters, gradients, stage };
+  enum class Kind : uint8_t { none, parameters, transposed, gradients, stage };
   Kind kind{};
   int32_t unit = kNone;
   int32_t group = kNone;  // of a copy
   friend bool operator==(const SlotOwner&, const SlotOwner&) = default;
 
   static SlotOwner parameters_of(int32_t unit) { return {Kind::parameters, unit}; }
+  static SlotOwner transposed_of(int32_t unit) { return {Kind::transposed, unit}; }
   static SlotOwner gradients_of(int32_t unit) { return {Kind::gradients, unit}; }
 };
 

@@ -17,6 +17,12 @@ Precision narrow_compute(c10::ScalarType dtype) {
   return {.compute = dtype, .main = kFp32, .gradient = kFp32, .reduce = kFp32};
 }
 
+Precision narrow_products(Fp8 recipe) {
+  auto precision = narrow_compute(kBf16);
+  precision.fp8 = recipe;
+  return precision;
+}
+
 const std::map<std::string, Precision>& by_name() {
   static const std::map<std::string, Precision> all{
       {"fp32", {.compute = kFp32, .main = kFp32, .gradient = kFp32, .reduce = kFp32}},
@@ -29,7 +35,11 @@ const std::map<std::string, Precision>& by_name() {
         .cast_inputs = false}},
       {"bf16_o2", narrow_compute(kBf16)},
       {"bf16_o3", {.compute = kBf16, .main = kBf16, .gradient = kBf16, .reduce = kBf16}},
-      {"fp16", narrow_compute(kFp16)}};
+      {"fp16", narrow_compute(kFp16)},
+      {"fp8", narrow_products(Fp8::rows)},
+      {"fp8_wgrad16", narrow_products(Fp8::rows_wgrad16)},
+      {"fp8_block", narrow_products(Fp8::blocks)},
+      {"mxfp8", narrow_products(Fp8::mx)}};
   return all;
 }
 

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <unordered_set>
 
+#include "shard/fp8_weight.h"
 #include "shard/outside_inference.h"
 #include "shard/registry.h"
 #include "shard/replace_data.h"
@@ -78,6 +79,12 @@ void publish(ModuleRef model) {
 
 namespace {
 
+void check_not_negative(const Runtime& runtime, std::optional<int64_t> tokens) {
+  TORCH_CHECK_VALUE(
+      !tokens || *tokens >= 0, "[shard] the step of '", runtime.root().name(), "' has ", *tokens,
+      " tokens on this rank: give 0 or more");
+}
+
 /// Torch's optimizers skip tensors without a gradient: over the wrong ones they would do nothing,
 /// step after step.
 void check_updates(const Runtime& runtime, torch::optim::Optimizer& optimizer) {
@@ -122,6 +129,7 @@ void step(ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions
                   "= …})"
                 : "' is not per token, but tokens are given: set RootOptions::loss = "
                   "sherd::Loss::per_token, or give none");
+  check_not_negative(*runtime, options.tokens);
   runtime->check_complete("optimizer.step()");
   if (options.tokens) {
     runtime->divide_by_tokens(tokens_of_all_ranks(runtime->root(), *options.tokens));
@@ -138,6 +146,7 @@ double gradient_norm(ModuleRef model, const StepOptions& options) {
       "', whose loss is ",
       per_token ? "per token: pass this rank's tokens, {.tokens = …}"
                 : "not per token: it takes no tokens");
+  check_not_negative(*runtime, options.tokens);
   runtime->check_complete("gradient_norm");
   const c10::NoGradGuard no_grad;
   const auto shards = trainable_only(runtime->shards());
@@ -152,7 +161,12 @@ double gradient_norm(ModuleRef model, const StepOptions& options) {
     squares += sum_over(domain.communicators, device, mine);
   }
   const double norm = std::sqrt(squares);
-  return per_token ? norm / tokens_of_all_ranks(runtime->root(), *options.tokens) : norm;
+  if (!per_token) return norm;
+  const double tokens = tokens_of_all_ranks(runtime->root(), *options.tokens);
+  TORCH_CHECK_VALUE(
+      tokens > 0, "[shard] gradient_norm of '", runtime->root().name(),
+      "': the step has no tokens on any rank");
+  return norm / tokens;
 }
 
 const Program& program(ModuleRef model) {
@@ -251,9 +265,15 @@ void gather(ModuleRef module) {
     if (activity.is_gathered() && !activity.is_gathered_outside()) one->hide();
   }
   parts.state.note_released();
-  auto buffers = parts.executor.gather_now(*unit, parts.state.forward_flags(true).changed);
-  show_buffers(*unit, buffers);
-  unit->activity().set_gathered_outside(std::move(buffers));
+  parts.encode_stale_weights();
+  const auto buffers = parts.executor.gather_now(*unit, parts.state.forward_flags(true).changed);
+  std::vector<at::Tensor> shown;
+  auto buffer = buffers.begin();
+  for (const auto& group : unit->groups()) {
+    shown.push_back(group->show_decoded(group->layout().needs_gather() ? *buffer++ : at::Tensor()));
+  }
+  unit->activity().set_gathered();
+  unit->activity().set_gathered_outside(std::move(shown));
 }
 
 void release(ModuleRef module) {
@@ -273,6 +293,18 @@ std::optional<GradientTarget> gradient_target(const at::Tensor& parameter) {
   if (!torch::autograd::impl::hooks(parameter).empty()) return std::nullopt;
   const auto target = owner.unit->groups()[owner.group]->inbox().take_target(owner.member);
   return GradientTarget{target.buffer, target.overwrite};
+}
+
+std::optional<Fp8Weight> fp8_weight(const at::Tensor& parameter) {
+  const auto owner = find_owner(parameter);
+  if (!owner.unit) return std::nullopt;
+  const auto& group = *owner.unit->groups()[owner.group];
+  if (!group.layout().is_fp8()) return std::nullopt;
+  TORCH_CHECK(
+      group.fp8().shown(), "[shard] the weight '", group.name(owner.member), "' of unit '",
+      owner.unit->name(),
+      "' is released: call the module through its holder (SHERD_MODULE) or sherd::call");
+  return group.fp8().weight(owner.member);
 }
 
 }  // namespace sherd

@@ -127,6 +127,7 @@ SaveOptions Checkpoints::options(const Place& place) const {
   SaveOptions result;
   result.slices = slices_of(model_);
   result.export_dtype = export_dtype_;
+  result.export_fp8 = export_fp8_of(configuration_, model_);
   result.texts = texts_;
   result.numbers = {
       {"step", place.step}, {"samples", place.samples}, {"seed", train_.seed}, {"data", data_}};

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "configuration/setup.h"
 #include "files/parse_json.h"
 
 namespace sherd {
@@ -127,6 +128,25 @@ Json config_of(
   return config;
 }
 
+/// What transformers has to know of products in fp8: those that are not are named.
+Json fp8_config(const LanguageModel& model, const std::vector<std::string>& exported) {
+  Json others = {"lm_head"};
+  for (const auto& item : model.named_parameters()) {
+    const bool in_fp8 = std::find(exported.begin(), exported.end(), item.key()) != exported.end();
+    const bool product = item.value().dim() == 2 && item.key().rfind("layer", 0) == 0;
+    if (in_fp8 || !product) continue;
+    for (const auto& slice : model.slices_of(item.key(), item.value().sizes())) {
+      others.push_back(slice.tensor.substr(0, slice.tensor.rfind('.')));
+    }
+  }
+  return {
+      {"quant_method", "fp8"},
+      {"fmt", "e4m3"},
+      {"activation_scheme", "dynamic"},
+      {"weight_block_size", {128, 128}},
+      {"modules_to_not_convert", others}};
+}
+
 }  // namespace
 
 std::map<std::string, std::string> pretrained_files(
@@ -149,6 +169,9 @@ std::map<std::string, std::string> pretrained_files(
     if (!config.contains("dtype") || config.contains("torch_dtype")) {
       config["torch_dtype"] = torch_name(dtype);
     }
+    config.erase("quantization_config");  // that of model.from
+    const auto exported = export_fp8_of(configuration, model);
+    if (!exported.empty()) config["quantization_config"] = fp8_config(model, exported);
     files["config.json"] = config.dump(2) + "\n";
   }
   return files;

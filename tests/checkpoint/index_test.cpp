@@ -58,7 +58,7 @@ void save_as_ranks(int64_t ranks, const std::string& folder) {
       plan = plan_files(parameters, {});
       progress = subject.optimizer->progress();
     }
-    write_part(unfinished, parameters, *plan, rank);
+    write_part(unfinished, parameters, *plan, {}, rank);
   }
   write_state(unfinished, *plan, ranks, progress, {.numbers = {{"step", 7}}});
   unfinished.finish();
@@ -136,7 +136,7 @@ TEST(CheckpointIndex, BytesThatNoRankWroteAreFoundWhenItIsSaved) {
   const ShardedModel sharded(*subject.model, "save");
   const auto parameters = stored_parameters(*subject.model, sharded, nullptr, {}, Purpose::save);
   const auto plan = plan_files(parameters, {});
-  write_part(unfinished, parameters, plan, 0);
+  write_part(unfinished, parameters, plan, {}, 0);
   try {
     write_state(unfinished, plan, 1, {}, {});
     FAIL();

@@ -14,7 +14,8 @@ size_t at(int32_t number) {
 }
 
 bool is_memory(const Use& use) {
-  return use.what == What::parameters || use.what == What::gradients;
+  return use.what == What::parameters || use.what == What::transposed ||
+         use.what == What::gradients;
 }
 
 void mix(uint64_t& hash, uint64_t value) {
@@ -44,6 +45,7 @@ AbstractMachine::AbstractMachine(const Timeline& timeline)
       cells_(at(timeline.cells())),
       weights_(timeline.groups().size()),
       main_weights_(timeline.groups().size()),
+      scales_(timeline.groups().size()),
       main_gradients_(timeline.groups().size()),
       computing_(timeline.program().units().size(), kNone),
       computed_(timeline.program().units().size()),
@@ -116,6 +118,7 @@ void AbstractMachine::occupy(const Use& use, int by) {
 
 int32_t AbstractMachine::holder_of(const Issued& issued, const Use& use) const {
   if (use.what == What::parameters) return holder(Holder::parameters, use.group);
+  if (use.what == What::transposed) return holder(Holder::transposed, use.group);
   const auto& facts = timeline_->groups()[at(use.group)];
   const auto action = issued.instruction->action;
   const bool outer = issued.instruction->axis == AxisKind::outer;
@@ -127,7 +130,8 @@ int32_t AbstractMachine::holder_of(const Issued& issued, const Use& use) const {
 
 std::string AbstractMachine::holder_name(int32_t number) const {
   const auto groups = static_cast<int32_t>(group_count());
-  const char* const kinds[] = {"the parameters", "the gradients", "the staged gradients"};
+  const char* const kinds[] = {
+      "the parameters", "the transposed copies", "the gradients", "the staged gradients"};
   return std::string(kinds[number / groups]) + " of '" +
          timeline_->groups()[at(number % groups)].name + "'";
 }
@@ -175,6 +179,9 @@ uint64_t AbstractMachine::hash() const {
     for (const int32_t version : pieces) mix(hash, static_cast<uint64_t>(version));
   }
   for (const int32_t version : main_weights_) mix(hash, static_cast<uint64_t>(version));
+  for (const auto& axes : scales_) {
+    for (const int32_t version : axes) mix(hash, static_cast<uint64_t>(version));
+  }
   for (const auto& sum : main_gradients_) mix(hash, sum);
   for (const int32_t since : computing_) mix(hash, static_cast<uint64_t>(since));
   return hash;

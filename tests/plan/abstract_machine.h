@@ -28,7 +28,7 @@ struct Violation {
 
 /// What the bytes of a cell mean.
 struct Content {
-  enum class Kind : uint8_t { nothing, piece, parameters, gradients };
+  enum class Kind : uint8_t { nothing, piece, parameters, transposed, gradients };
   Kind kind{};
   int32_t group = kNone;
   int32_t version = 0;  ///< of parameters
@@ -58,8 +58,9 @@ class AbstractMachine {
     Content content;
     int32_t holder = kNone;  // whoever still needs it
   };
-  /// Holders: a group's parameters, its gradients in their slot, or in a stage.
-  enum class Holder : uint8_t { parameters, gradients, stage };
+  /// Holders: a group's parameters, their transposed copies, its gradients in their slot, or in a
+  /// stage.
+  enum class Holder : uint8_t { parameters, transposed, gradients, stage };
 
   bool is_done(int32_t issued) const;
   [[noreturn]] void fail(const Issued& issued, const std::string& why) const;
@@ -83,6 +84,7 @@ class AbstractMachine {
   void reduce(const Issued& issued);
   void accumulate(const Issued& issued);
   void change_weights(const Issued& issued);
+  void exchange(const Issued& issued);
   void fill(const Use& use, const Content& content);
   void give_up(const Issued& issued, const Use& use);
 
@@ -92,6 +94,7 @@ class AbstractMachine {
   std::vector<Cell> cells_;
   std::vector<std::array<int32_t, 3>> weights_;  // by group and piece: its version
   std::vector<int32_t> main_weights_;
+  std::vector<std::array<int32_t, 2>> scales_;  // by group and axis: the version they are known of
   std::vector<Sum> main_gradients_;
   std::vector<int32_t> computing_;  // by unit: the `wait` since which it computes
   std::vector<int32_t> computed_;   // by unit: how often

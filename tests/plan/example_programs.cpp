@@ -43,6 +43,29 @@ void add_groups(std::vector<UnitSpec>& units) {
   }
 }
 
+/// Weights in fp8: with transposed copies and one scale each, or encoded twice with gathered
+/// scales.
+void encode(std::vector<UnitSpec>& units) {
+  for (size_t i = 0; i < units.size(); ++i) {
+    auto& group = units[i].groups.front();
+    group.bytes = {1, 4, 4, 4};
+    group.shares_weight = false;
+    group.encoding = i % 3 == 2 ? WeightEncoding{.block = 16, .scale_bytes = 1, .two_ways = true}
+                                : WeightEncoding{.exchanged = 2, .transposes = true};
+  }
+  // A plain group beside it.
+  auto plain = units[1].groups.front();
+  plain.name = "u1.plain";
+  plain.bytes = {2, 4, 4, 4};
+  plain.encoding = {};
+  units[1].groups.push_back(std::move(plain));
+}
+
+void encode_and_keep(std::vector<UnitSpec>& units) {
+  encode(units);
+  for (size_t i = 1; i < units.size(); ++i) units[i].keep_gathered = true;
+}
+
 void prefetch_by_hand(std::vector<UnitSpec>& units) {
   units[1].prefetch = {3, 2};
   units[0].prefetch = {1};
@@ -72,6 +95,12 @@ std::vector<Structure> structures() {
       {.name = "staged", .order = under_a_root(3), .adapt = stage},
       {.name = "several groups", .units = 2, .order = under_a_root(2), .adapt = add_groups},
       {.name = "prefetch by hand", .units = 4, .order = under_a_root(4), .adapt = prefetch_by_hand},
+      {.name = "fp8", .order = under_a_root(3), .adapt = encode},
+      {.name = "fp8, keeps gathered", .order = under_a_root(3), .adapt = encode_and_keep},
+      {.name = "fp8, recomputed together", .order = together, .adapt = encode},
+      {.name = "fp8, called twice", .order = twice, .adapt = encode},
+      {.name = "fp8, two ahead", .units = 4, .order = under_a_root(4), .depth = 2, .adapt = encode},
+      {.name = "fp8, no prefetch", .order = under_a_root(3), .depth = 0, .adapt = encode},
   };
 }
 

@@ -25,6 +25,22 @@ void AbstractMachine::check(const Issued& issued) {
       if (instruction.axis == AxisKind::outer) return;
       if (timeline_->groups()[at(issued.group)].rests != Piece::over_both) return;
       return check_cells(issued, issued.uses.back(), {Kind::piece, issued.group, 0, {}});
+    case Action::transpose:
+      for (const auto& use : issued.uses) {
+        if (use.what == What::parameters)
+          check_cells(issued, use, {Kind::parameters, use.group, 0, {}});
+      }
+      return;
+    case Action::publish:
+      for (size_t group = 0; group < group_count(); ++group) {
+        const auto& facts = timeline_->groups()[group];
+        if (!facts.exchanges || !facts.learns) continue;
+        for (const int32_t version : scales_[group]) {
+          if (version == main_weights_[group]) continue;
+          fail(issued, "the scales of '" + facts.name + "' are not known to all ranks");
+        }
+      }
+      return;
     case Action::wait: return check_parameters(issued);
     case Action::compute:
       check_parameters(issued);
@@ -64,6 +80,9 @@ void AbstractMachine::check_parameters(const Issued& issued) const {
     int32_t version = 0;
     if (use.what == What::parameters) {
       check_cells(issued, use, {Kind::parameters, use.group, 0, {}});
+      version = cells_[at(use.begin)].content.version;
+    } else if (use.what == What::transposed) {
+      check_cells(issued, use, {Kind::transposed, use.group, 0, {}});
       version = cells_[at(use.begin)].content.version;
     } else if (use.what == What::weight) {
       version = weights_[group][at(Piece::whole)];
@@ -108,6 +127,7 @@ void AbstractMachine::apply(const Issued& issued) {
       return;
     case Action::wait:
     case Action::drain: return;
+    case Action::exchange: return exchange(issued);
     case Action::update:
     case Action::publish: return change_weights(issued);
     default: return apply_to_group(issued);
@@ -125,6 +145,13 @@ void AbstractMachine::apply_to_group(const Issued& issued) {
       return;
     }
     case Action::gather: return gather(issued);
+    case Action::transpose: {
+      const auto& source = issued.uses.front();
+      const bool slot = source.what == What::parameters;
+      const int32_t version =
+          slot ? cells_[at(source.begin)].content.version : weights_[group][at(Piece::whole)];
+      return fill(issued.uses.back(), {Kind::transposed, issued.group, version, {}});
+    }
     case Action::stage:
       return fill(issued.uses.back(), {Kind::gradients, issued.group, 0, main_gradients_[group]});
     case Action::reduce: return reduce(issued);
@@ -192,11 +219,22 @@ void AbstractMachine::change_weights(const Issued& issued) {
   updated_ += update ? 1 : 0;
   for (const auto& use : issued.uses) {
     const auto group = at(use.group);
-    if (use.what == What::main_weight && update) ++main_weights_[group];
+    if (use.what == What::main_weight && update) {
+      ++main_weights_[group];
+      // What the optimizer is not sharded over, all ranks know by themselves.
+      const auto updates = timeline_->groups()[group].updates;
+      if (updates == Piece::whole) scales_[group][0] = main_weights_[group];
+      if (updates != Piece::over_both) scales_[group][1] = main_weights_[group];
+    }
     if (use.what != What::weight) continue;
     const auto updates = at(timeline_->groups()[group].updates);
     for (size_t piece = 0; piece <= updates; ++piece) weights_[group][piece] = main_weights_[group];
   }
+}
+
+void AbstractMachine::exchange(const Issued& issued) {
+  const auto axis = static_cast<size_t>(issued.instruction->axis == AxisKind::outer);
+  for (const auto& use : issued.uses) scales_[at(use.group)][axis] = main_weights_[at(use.group)];
 }
 
 void AbstractMachine::fill(const Use& use, const Content& content) {

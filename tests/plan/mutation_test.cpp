@@ -55,7 +55,9 @@ struct Tally {
 
 bool is_never_harmless(Mutation kind) {
   return kind == Mutation::swap_release_with_compute || kind == Mutation::drop_drain ||
-         kind == Mutation::flip_overwrite || kind == Mutation::change_slot;
+         kind == Mutation::flip_overwrite || kind == Mutation::change_slot ||
+         kind == Mutation::drop_transpose || kind == Mutation::read_another_copy ||
+         kind == Mutation::publish_before_exchange;
 }
 
 void try_one(const ExampleProgram& example, Mutation kind, std::mt19937_64& random, Tally& tally) {

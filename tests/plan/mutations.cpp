@@ -54,6 +54,9 @@ class Mutator {
       case Mutation::change_slot: return change_slot();
       case Mutation::alias_slots: return alias_slots();
       case Mutation::change_stream: return change_stream();
+      case Mutation::drop_transpose: return drop({Action::transpose});
+      case Mutation::read_another_copy: return read_another_copy();
+      case Mutation::publish_before_exchange: return publish_before_exchange();
     }
     return std::nullopt;
   }
@@ -215,6 +218,27 @@ class Mutator {
     return name(*spot) + " runs on stream " + sherd::to_text(other);
   }
 
+  std::optional<std::string> read_another_copy() {
+    const auto spot = pick([](const Spot& each) { return each.instruction().also_reads != kNone; });
+    if (!spot) return std::nullopt;
+    auto& slot = spot->instruction().also_reads;
+    const auto other = static_cast<int32_t>(below(program_.slots().size() + 1)) - 1;
+    if (other == slot) return std::nullopt;
+    slot = other;
+    return name(*spot) + " also reads " +
+           (other == kNone ? "nothing" : program_.slots()[at(other)].name);
+  }
+
+  std::optional<std::string> publish_before_exchange() {
+    const auto exchange = pick_action({Action::exchange});
+    if (!exchange) return std::nullopt;
+    auto& list = exchange->section->instructions;
+    const auto what = "publish comes before " + name(*exchange);
+    std::rotate(
+        list.begin() + static_cast<std::ptrdiff_t>(exchange->number), list.end() - 1, list.end());
+    return what;
+  }
+
   Program& program_;
   std::mt19937_64& random_;
   std::vector<Section*> sections_;
@@ -238,6 +262,9 @@ const char* to_text(Mutation mutation) {
     case Mutation::change_slot: return "use another slot";
     case Mutation::alias_slots: return "let two slots overlap";
     case Mutation::change_stream: return "run on another stream";
+    case Mutation::drop_transpose: return "drop a transposition";
+    case Mutation::read_another_copy: return "read another copy";
+    case Mutation::publish_before_exchange: return "publish before an exchange";
   }
   return "?";
 }

@@ -36,8 +36,11 @@ enum class Mutation : uint8_t {
   change_slot,
   alias_slots,
   change_stream,
+  drop_transpose,
+  read_another_copy,
+  publish_before_exchange,
 };
-inline constexpr size_t kMutations = 14;
+inline constexpr size_t kMutations = 17;
 
 const char* to_text(Mutation mutation);
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/group_shape.h"
+
 namespace sherd::testing {
 namespace {
 
@@ -54,6 +56,9 @@ void Timeline::add_groups() {
            .has_outer = spec.has_outer,
            .learns = spec.trainable && calls[unit] > 0,
            .shares_weight = spec.shares_weight,
+           .transposes = spec.encoding.transposes,
+           .two_ways = spec.encoding.two_ways,
+           .exchanges = spec.encoding.exchanged > 0,
            .calls = calls[unit]});
     }
   }
@@ -132,6 +137,18 @@ void Timeline::add_uses(Issued& issued) {
       if (!from_slot) use_group(issued, What::weight, false, group);
       return use_slot(issued, What::parameters, true, group, instruction.slot);
     }
+    case Action::transpose:
+      if (groups_[at(group)].gathered()) {
+        use_slot(issued, What::parameters, false, group, instruction.also_reads);
+      } else {
+        use_group(issued, What::weight, false, group);
+      }
+      return use_slot(issued, What::transposed, true, group, instruction.slot);
+    case Action::exchange:
+      for (int32_t each = 0; each < static_cast<int32_t>(groups_.size()); ++each) {
+        if (groups_[at(each)].exchanges) use_group(issued, What::main_weight, false, each);
+      }
+      return;
     case Action::stage:
       use_group(issued, What::main_gradient, false, group);
       return use_slot(issued, What::gradients, true, group, instruction.slot);
@@ -163,8 +180,17 @@ void Timeline::add_uses_of_unit(Issued& issued) {
   const auto& instruction = *issued.instruction;
   const int32_t unit = instruction.unit;
   const auto action = instruction.action;
+  const bool release_of_transposed = action == Action::release && instruction.slot != kNone &&
+                                     instruction.slot == program_.slots_of(unit).transposed;
   for (int32_t group = first_group(unit); group < first_group(unit + 1); ++group) {
     const auto& facts = groups_[at(group)];
+    if (facts.transposes && (release_of_transposed || (issued.backward && action != Action::open &&
+                                                       action != Action::release))) {
+      use_slot(
+          issued, What::transposed, release_of_transposed, group,
+          release_of_transposed ? instruction.slot : instruction.also_reads);
+    }
+    if (release_of_transposed) continue;
     if (action != Action::open) {
       if (facts.gathered()) {
         const bool release = action == Action::release;
@@ -202,7 +228,12 @@ void Timeline::use_slot(Issued& issued, Use::What what, bool write, int32_t grou
   int64_t bytes = spec.elements * spec.bytes.reduce;
   if (what == Use::What::parameters) {
     begin += place.parameter_offsets[at(facts.group)];
-    bytes = spec.elements * spec.bytes.model;
+    const bool two_ways =
+        action == Action::gather ? issued.instruction->two_ways : facts.two_ways && issued.backward;
+    bytes = payload_offsets(spec, two_ways).bytes;
+  } else if (what == Use::What::transposed) {
+    begin += place.transposed_offsets[at(facts.group)];
+    bytes = payload_offsets(spec, false).bytes;
   } else if (own) {
     begin += place.gradient_offsets[at(facts.group)];
   } else if (outer && facts.updates != Piece::whole) {

@@ -27,13 +27,23 @@ struct GroupFacts {
   bool has_outer = false;
   bool learns = false;  ///< trainable, and its unit is called
   bool shares_weight = false;
-  int calls = 0;  ///< of its unit, in a pass
+  bool transposes = false;  ///< its backward reads a transposed copy
+  bool two_ways = false;    ///< its backward reads a second encoding
+  bool exchanges = false;   ///< its scales follow from a maximum over the ranks
+  int calls = 0;            ///< of its unit, in a pass
   bool gathered() const { return rests != Piece::whole; }
 };
 
 /// What an instruction does to a resource while it runs.
 struct Use {
-  enum class What : uint8_t { parameters, gradients, weight, main_weight, main_gradient };
+  enum class What : uint8_t {
+    parameters,
+    transposed,
+    gradients,
+    weight,
+    main_weight,
+    main_gradient
+  };
   What what{};
   bool write = false;
   int32_t group = 0;  ///< over all units

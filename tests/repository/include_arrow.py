@@ -19,6 +19,7 @@ PRIVATE_BUT_SHARED = {
     "nn/autocast.h": {"models"},
     "plan/price.h": {"forecast"},
     "shard/diagnostics/recording.h": {"forecast"},
+    "shard/glob.h": {"configuration"},
     "shard/meta_memory.h": {"forecast"},
 }
 OPEN_TO_ALL = {"files", "device"}

@@ -39,9 +39,16 @@ struct SaveOptions {
   /// Dtype of the floating-point parameters in the model files; default: that of the main weights.
   /// With another dtype, the main weights are saved in files of their own as well.
   std::optional<c10::ScalarType> export_dtype{};
+  /// Patterns of parameters whose tensors the model files have in fp8 instead: e4m3, with a scale
+  /// for each 128 × 128 elements in a tensor of that name with "_scale_inv" behind it (fp32, a
+  /// power of two), as DeepSeek's folders have. Matrices only; '*' matches any text, dots included.
+  /// The main weights are saved in files of their own as well. Throws for a pattern that matches no
+  /// matrix.
+  std::vector<std::string> export_fp8{};
   /// Contents of small files to write next to the model, such as config.json, by file name.
   std::map<std::string, std::string> texts{};
-  /// Further numbers to store in state.json, such as the run's step, by name.
+  /// Further numbers to store in state.json, such as the run's step, by name. save() throws for the
+  /// names that it uses itself: format, version, ranks, files, texts, optimizer, crc32c.
   std::map<std::string, int64_t> numbers{};
 };
 
@@ -139,7 +146,7 @@ class SHERD_API BackgroundSave {
  public:
   BackgroundSave();
   /// Blocks until this rank's thread has finished the current stage. A save that is under way is
-  /// not completed and leaves `<folder>.part`: call finish() on all ranks before.
+  /// not completed and leaves `<folder>.part`: call finish() on all ranks first.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
@@ -153,7 +160,7 @@ class SHERD_API BackgroundSave {
   /// the copies run on a stream of their own after the work of the current stream, and buffers are
   /// copied on the current stream; on CPU the copies are made before it returns. The next forward
   /// may begin on return. Throws as save() does in preparing; no save is under way then. Also
-  /// throws if the save before is not finished, which then goes on.
+  /// throws if the previous save is not finished; that save then continues.
   void begin(
       ModuleRef model,
       const AdamW* optimizer,
@@ -200,8 +207,9 @@ SHERD_API std::vector<std::pair<int64_t, std::string>> find_checkpoints(const st
 SHERD_API void remove_checkpoint(const std::string& folder);
 /// Removes all but the last `keep` complete checkpoints of a folder, and remains of older ones that
 /// a crash has left. Ignores steps above `newest`, which belong to another run. Does nothing if
-/// `keep` is 0, or if there are no more than `keep` complete checkpoints. If something can't be
-/// removed, it removes the rest, then throws and names it; later calls try again without an error.
+/// `keep` is 0 or below, or if there are fewer than `keep` complete checkpoints. If something can't
+/// be removed, it removes the rest, then throws and names it; later calls try again without an
+/// error.
 SHERD_API void keep_newest(const std::string& folder, int64_t keep, int64_t newest);
 
 /// Reads every byte of a checkpoint and compares checksums. Throws, naming the file, if a byte is

@@ -62,6 +62,9 @@ class SHERD_API LanguageModel : public torch::nn::Module {
   virtual std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const {
     return {{name, shape.vec(), {}}};
   }
+  /// Returns patterns of the parameters (ParameterRule::match) whose products may be in fp8: those
+  /// that the model multiplies with Sherd's own operations. By default none.
+  virtual std::vector<std::string> products() const { return {}; }
   /// Returns the config.json for checkpoints, if Hugging Face knows such models.
   virtual std::optional<std::string> config() const { return std::nullopt; }
   /// Returns the floating-point operations of each unit for sequences of `seq` tokens; units that

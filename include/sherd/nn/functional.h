@@ -20,7 +20,9 @@ namespace sherd {
 
 /// Returns weight[tokens]: a row of weight [V, D] for each token (int64, any shape). In a unit's
 /// backward the weight's gradient is written straight into the unit's buffer, summed in fp32 in
-/// the same order every time. Second derivatives throw.
+/// the same order every time. A token that is negative, or V or above, throws on CPU and is a
+/// device-side assertion on a GPU. Second derivatives throw, and so do shapes and dtypes that don't
+/// fit.
 ///
 /// For the backward it keeps the tokens, 8 bytes each.
 SHERD_API at::Tensor embedding(const at::Tensor& weight, const at::Tensor& tokens);
@@ -45,7 +47,8 @@ struct HeadOptions {
 };
 
 /// Returns the sum over rows of the cross entropy of the logits x · weightᵀ, in fp32. x is [T, D],
-/// weight [V, D], targets [T] in int64; rows with a negative target are ignored. Loss and gradients
+/// weight [V, D], targets [T] in int64; rows with a negative target are ignored; a
+/// target of V or above throws on CPU and is a device-side assertion on a GPU. Loss and gradients
 /// of logits are computed in fp32 (fp64 for fp64 input). The weight's gradient is written as by
 /// linear(), with the same bits every time. Never blocks for the device. Second derivatives throw,
 /// and so do shapes and dtypes that don't fit.
@@ -127,10 +130,13 @@ struct FeedForwardOptions {
   /// Leaves the result without values and skips the product with down, for a recompute whose result
   /// is not used: only its backward runs.
   bool skips_result = false;
+  /// Returns sum + result in place of the result: the residual connection around the feed-forward.
+  /// With fp8 weights the product with down adds it.
+  bool adds_sum = false;
 };
 
 /// Returns {sum, result}: the same sum as norm_linear() and result = feed_forward(rms_norm(sum)).
-/// Gradients and errors are as there.
+/// Gradients and errors are as for norm_linear().
 ///
 /// For the backward it keeps the sum and the product with gate_up, with bf16 2·D + 4·F bytes a
 /// token; with `recompute_gate_up` the sum alone.

@@ -82,6 +82,9 @@ struct LayoutOptions {
   /// model weight: 2), so that every parameter starts on a multiple of 16 bytes in all of them. One
   /// of 1, 2, 4, 8 and 16.
   int64_t element_size = 4;
+  /// Every parameter and every shard starts on a multiple of this many elements, too: a block of
+  /// elements that share a scale. Must be a multiple of 16 bytes of the smallest element; 0: none.
+  int64_t block = 0;
 };
 
 /// The positions of a group's parameters in one flat buffer, and the cuts of that buffer into equal

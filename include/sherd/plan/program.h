@@ -22,6 +22,17 @@ struct ElementSizes {
   friend bool operator==(const ElementSizes&, const ElementSizes&) = default;
 };
 
+/// The encoding of a group's model weights in fp8. Without one, an element takes
+/// ElementSizes::model bytes and that is all.
+struct WeightEncoding {
+  int64_t block = 0;        ///< elements that share a scale which is gathered with them; 0: none
+  int64_t scale_bytes = 0;  ///< bytes of such a scale
+  int64_t exchanged = 0;    ///< scales that follow from a maximum over ranks after each update
+  bool transposes = false;  ///< backwards compute with transposed copies
+  bool two_ways = false;  ///< weights are encoded twice; only backwards gather the second encoding
+  friend bool operator==(const WeightEncoding&, const WeightEncoding&) = default;
+};
+
 /// A group in a program.
 struct GroupSpec {
   std::string name;
@@ -31,6 +42,7 @@ struct GroupSpec {
   PerAxis<std::string> axes{"dp", "dp_outer"};  ///< names of the axes
   bool has_outer = false;                       ///< the mesh has an outer data-parallel axis
   ElementSizes bytes;
+  WeightEncoding encoding{};
   bool trainable = true;
   /// Main and model weight have the same dtype, so the main weight is part of the model weight.
   bool shares_weight = true;
@@ -70,12 +82,14 @@ using CallOrder = std::vector<CallEvent>;
 enum class Stream : uint8_t { compute, gather, reduce, outer };
 inline constexpr size_t kStreams = 4;
 
-/// The kinds of instructions. Three of them stand for work that the program does not issue:
+/// The kinds of instructions. Four of them stand for work that the program does not issue:
 /// `compute` is done by the module between two boundaries, and issuing it only signals its end;
-/// `update` and `publish` are the optimizer's work and are never issued (see Program::update).
+/// `update`, `exchange` and `publish` are the optimizer's work and are never issued (see
+/// Program::update).
 enum class Action : uint8_t {
   refresh,     ///< all-gather the updated elements into the model weight
   gather,      ///< all-gather the model weight into its slot
+  transpose,   ///< write the transposed copies of fp8 weights to their slot
   wait,        ///< wait for the unit's parameters, before it computes
   compute,     ///< the module's own work after `wait`; issued when it ends
   release,     ///< give the parameters' slot back (reshard)
@@ -85,7 +99,8 @@ enum class Action : uint8_t {
   accumulate,  ///< cast, divide and add the reduced gradient to the main gradient
   drain,       ///< wait for all reductions
   update,      ///< the optimizer's update of the main weights; never issued
-  publish,     ///< copy the main weight to the model weight; never issued
+  exchange,    ///< all-reduce the largest magnitudes of fp8 weights; never issued
+  publish,     ///< copy (fp8: encode) the main weight to the model weight; never issued
 };
 inline constexpr size_t kActions = static_cast<size_t>(Action::publish) + 1;
 
@@ -104,12 +119,15 @@ inline constexpr int32_t kNone = -1;
 struct Instruction {
   Action action{};
   Stream stream{};
-  AxisKind axis{};               ///< axis of a collective
-  bool scatter = false;          ///< reduce: reduce-scatter; otherwise all-reduce
-  bool overwrite = false;        ///< accumulate: set the main gradient; otherwise add to it
-  int32_t unit = kNone;          ///< index of the unit
-  int32_t group = kNone;         ///< index within the unit
-  int32_t slot = kNone;          ///< slot that it reads or writes
+  AxisKind axis{};         ///< axis of a collective
+  bool scatter = false;    ///< reduce: reduce-scatter; otherwise all-reduce
+  bool overwrite = false;  ///< accumulate: set the main gradient; otherwise add to it
+  bool two_ways = false;   ///< gather: the second encoding of an fp8 weight, too
+  int32_t unit = kNone;    ///< index of the unit
+  int32_t group = kNone;   ///< index within the unit
+  int32_t slot = kNone;    ///< slot that it reads or writes
+  /// Another slot that it reads. wait, compute: the transposed copies; transpose: the parameters.
+  int32_t also_reads = kNone;
   int64_t bytes = 0;             ///< bytes of the full side of a collective
   std::vector<int32_t> waits{};  ///< events to wait for
   int32_t signals = kNone;       ///< event that its end signals
@@ -151,12 +169,15 @@ struct Slot {
   int64_t bytes = 0;   ///< size
 };
 
-/// The slots of a unit's full parameters and full gradients; kNone if it needs none.
+/// The slots of a unit's full parameters, their transposed copies and full gradients; kNone if it
+/// needs none.
 struct SlotAssignment {
-  int32_t parameters = kNone;              ///< slot of the parameters
-  int32_t gradients = kNone;               ///< slot of the gradients
-  std::vector<int64_t> parameter_offsets;  ///< offset of each group in the parameters' slot
-  std::vector<int64_t> gradient_offsets;   ///< offset of each group in the gradients' slot
+  int32_t parameters = kNone;               ///< slot of the parameters
+  int32_t transposed = kNone;               ///< slot of the transposed copies of fp8 weights
+  int32_t gradients = kNone;                ///< slot of the gradients
+  std::vector<int64_t> parameter_offsets;   ///< offset of each group in the parameters' slot
+  std::vector<int64_t> transposed_offsets;  ///< offset of each group in the transposed slot
+  std::vector<int64_t> gradient_offsets;    ///< offset of each group in the gradients' slot
 };
 
 /// The kind of a forward.
@@ -173,7 +194,7 @@ struct BackwardFlags {
   bool still_gathered = false;  ///< keep_gathered units are gathered now
 };
 
-/// How full parameters and gradients are allocated.
+/// The allocation of full parameters and gradients.
 enum class MemoryKind : uint8_t {
   planned,  ///< in one arena, at fixed addresses, allocated once
   eager,    ///< from torch's allocator each time, as other FSDP implementations do
@@ -277,7 +298,7 @@ class SHERD_API Program {
 
   /// Returns the bytes that the program needs on this rank.
   ProgramBytes bytes() const { return bytes_; }
-  /// Returns the collectives of a whole step.
+  /// Returns the collectives of a whole step, the update included.
   StepTraffic traffic() const;
 
   /// Returns a hash of facts(). Ranks compare it: their programs must be the same.

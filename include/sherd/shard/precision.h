@@ -11,8 +11,20 @@
 
 namespace sherd {
 
+/// The recipe for the products of a weight in 8 bits (fp8). The model weight is then encoded in one
+/// byte an element (e4m3) with scales that are powers of two, and so are the inputs and gradients
+/// of its products. It follows from the main weight alone. docs/numerics.md describes the recipes.
+enum class Fp8 : uint8_t {
+  none,          ///< no fp8: products in the compute dtype
+  rows,          ///< one scale for the weight, one for each token
+  rows_wgrad16,  ///< the same, but weight gradients in the compute dtype
+  blocks,  ///< one scale for 128 × 128 elements of the weight, one for 128 neighbours of a token
+  mx,      ///< one scale of 8 bits for 32 neighbours (MXFP8); emulated in the compute dtype
+};
+
 /// The dtypes of a parameter's roles (mixed precision). An absent dtype has the default named with
-/// it.
+/// it. Those of a trainable parameter must be floating point of 16 bits or more, else fully_shard()
+/// throws.
 struct SHERD_API Precision {
   /// The model weight, which the model computes with and which is all-gathered. Default: the
   /// parameter's own dtype.
@@ -29,11 +41,18 @@ struct SHERD_API Precision {
   std::optional<c10::ScalarType> autocast{};
   /// Casts floating-point tensors among the arguments of a unit to `compute`, if that is set.
   bool cast_inputs = true;
+  /// Computes the products of trainable matrices in fp8: of parameters with two dims. Others have
+  /// the compute dtype. Sherd's own products alone can read such a weight (linear, norm_linear,
+  /// feed_forward, norm_feed_forward); any other operation throws and names it. fully_shard()
+  /// throws for dims that are no multiples of 16 (blocks: 128; mx: 32), if compute is not fp32,
+  /// bf16 or fp16, and on GPUs before Hopper.
+  Fp8 fp8 = Fp8::none;
 
   /// Returns a usual combination by name; docs/numerics.md describes them. Throws, with the known
   /// names, for an unknown one.
   static Precision recipe(const std::string& name);
-  /// Returns the known names: bf16_o1, bf16_o2, bf16_o3, fp16, fp32.
+  /// Returns the known names: bf16_o1, bf16_o2, bf16_o3, fp16, fp32, fp8, fp8_block, fp8_wgrad16,
+  /// mxfp8.
   static const std::vector<std::string>& recipes();
 };
 

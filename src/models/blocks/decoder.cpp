@@ -130,6 +130,10 @@ std::vector<TensorSlice> Decoder::slices_of(const std::string& name, at::IntArra
   return LanguageModel::slices_of(name, shape);
 }
 
+std::vector<std::string> Decoder::products() const {
+  return {"*.qkv.weight", "*.output.weight", "*.gate_up.weight", "*.down.weight"};
+}
+
 std::vector<std::shared_ptr<torch::nn::Module>> Decoder::units() const {
   std::vector<std::shared_ptr<torch::nn::Module>> result;
   if (!options_.tie_embeddings) result.push_back(embedding_.ptr());

@@ -57,6 +57,8 @@ class Decoder : public LanguageModel {
   std::vector<std::shared_ptr<torch::nn::Module>> units() const override;
   std::optional<InitialValues> initial_values(
       const std::string& name, at::IntArrayRef shape) const override;
+  /// Returns those of attention and feed-forward: not the embedding, the head, routers and experts.
+  std::vector<std::string> products() const override;
   /// Returns the separate tensors of packed weights.
   std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const override;
   std::vector<UnitOperations> operations(int64_t seq) const override;

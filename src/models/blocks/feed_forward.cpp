@@ -34,14 +34,13 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x_BSD) {
 
 at::Tensor FeedForwardImpl::forward_residual(
     const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm) {
-  FeedForwardOptions options{.recompute_gate_up = recomputes_};
+  FeedForwardOptions options{.recompute_gate_up = recomputes_, .adds_sum = true};
   if (recomputing()) {  // its graph is for one backward
     options.overwrites = true;
     options.skips_result = ends_recompute_;
   }
-  const auto [sum_BSD, ffn_out_BSD] = norm_feed_forward(
-      x_BSD, residual_BSD, {norm->weight, norm->epsilon}, gate_up->weight, down->weight, options);
-  return sum_BSD + ffn_out_BSD;
+  return std::get<1>(norm_feed_forward(
+      x_BSD, residual_BSD, {norm->weight, norm->epsilon}, gate_up->weight, down->weight, options));
 }
 
 double FeedForwardImpl::flops_per_token() const {

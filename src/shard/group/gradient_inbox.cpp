@@ -27,7 +27,7 @@ void GradientInbox::mark_all_unwritten() {
 void GradientInbox::receive(size_t member, const at::Tensor& gradient) {
   const auto& target = targets_[member];
   auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
-  if (!is_float16_or_wider(values.scalar_type())) values = values.to(layout_.traits().dtypes.model);
+  if (!is_float16_or_wider(values.scalar_type())) values = values.to(layout_.traits().compute);
   values = values.contiguous();
   const bool add = written_[member];
   // A second gradient of one parameter must come after the first.

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "shard/group/fp8_views.h"
 #include "shard/group/gradient_inbox.h"
 #include "shard/group/group_layout.h"
 #include "shard/group/group_storage.h"
@@ -20,6 +21,7 @@ struct ModelBytes;
 ///   layout      where each parameter is in a flat buffer, and this rank's parts of such a buffer
 ///   storage     the buffers: model weight, main weight, main gradient
 ///   parameters  the module's parameters, which are views of the slot while the unit is gathered
+///   fp8         the weights in fp8 that products read meanwhile
 ///   inbox       gradients that autograd delivers
 ///   transfers   the instructions of a program
 class Group {
@@ -37,6 +39,8 @@ class Group {
   const GroupStorage& storage() const { return storage_; }
   ParameterViews& parameters() { return parameters_; }
   const ParameterViews& parameters() const { return parameters_; }
+  Fp8Views& fp8() { return fp8_; }
+  const Fp8Views& fp8() const { return fp8_; }
   GradientInbox& inbox() { return inbox_; }
   const GradientInbox& inbox() const { return inbox_; }
   GroupTransfers& transfers() { return transfers_; }
@@ -60,9 +64,16 @@ class Group {
     return range_names_[static_cast<size_t>(action)];
   }
 
-  /// Shows the parameters: those in the slot, or the model weight where that is full.
-  void show();
-  /// Hides the parameters. An eager slot is freed, unless its memory is kept.
+  /// Shows the parameters: those in the slot, or the model weight where that is full. `backward`:
+  /// with the transposed copies of fp8 weights.
+  void show(bool backward);
+  /// Shows parameters that were gathered into other memory, whose bytes these are; undefined: the
+  /// model weight, which is full.
+  void show_bytes(const at::Tensor& bytes);
+  /// The same in the compute dtype, also for fp8 weights. Returns memory that must outlive this, if
+  /// it had to be allocated.
+  at::Tensor show_decoded(const at::Tensor& bytes);
+  /// Hides the parameters. Eager slots are freed, unless their memory is kept.
   void hide(bool keeps_memory = false);
 
  private:
@@ -71,6 +82,7 @@ class Group {
   GroupLayout layout_;
   GroupStorage storage_;
   ParameterViews parameters_;
+  Fp8Views fp8_;
   GradientInbox inbox_;
   GroupTransfers transfers_;
 };

@@ -5,12 +5,20 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 
+#include "kernels/fp8/encode.h"
 #include "plan/group_shape.h"
 #include "shard/outside_inference.h"
 
 namespace sherd {
 namespace {
+
+/// Elements with one scale that is gathered with them; 0: none is.
+int64_t gathered_block(Fp8 recipe) {
+  if (recipe == Fp8::blocks) return kFp8Tile * kFp8Tile;
+  return recipe == Fp8::mx ? kMxBlock : 0;
+}
 
 Layout flat_layout(const GroupTraits& traits, const std::vector<UnshardedParameter>& parameters) {
   std::vector<ParameterSpec> specs;
@@ -25,7 +33,31 @@ Layout flat_layout(const GroupTraits& traits, const std::vector<UnshardedParamet
   }
   return Layout::build(
       std::move(specs), {.shards = traits.placement.shards(traits.axis_sizes()),
-                         .element_size = static_cast<int64_t>(smallest)});
+                         .element_size = static_cast<int64_t>(smallest),
+                         .block = gathered_block(traits.fp8)});
+}
+
+WeightEncoding encoding_of(Fp8 recipe, size_t members) {
+  switch (recipe) {
+    case Fp8::none: break;
+    case Fp8::rows:
+    case Fp8::rows_wgrad16: return {.exchanged = static_cast<int64_t>(members), .transposes = true};
+    case Fp8::blocks:
+      return {.block = gathered_block(recipe), .scale_bytes = sizeof(float), .transposes = true};
+    case Fp8::mx: return {.block = gathered_block(recipe), .scale_bytes = 1, .two_ways = true};
+  }
+  return {};
+}
+
+const char* text_of(Fp8 recipe) {
+  switch (recipe) {
+    case Fp8::none: return "";
+    case Fp8::rows: return " fp8";
+    case Fp8::rows_wgrad16: return " fp8_wgrad16";
+    case Fp8::blocks: return " fp8_block";
+    case Fp8::mx: return " mxfp8";
+  }
+  return "";
 }
 
 GroupSpec spec_of(const GroupTraits& traits, const Layout& layout) {
@@ -40,12 +72,13 @@ GroupSpec spec_of(const GroupTraits& traits, const Layout& layout) {
   spec.axes = {traits.axes.inner, traits.axes.outer};
   spec.has_outer = !traits.axes.outer.empty();
   spec.bytes = {size(dtypes.model), size(dtypes.main), size(dtypes.gradient), size(dtypes.reduce)};
+  spec.encoding = encoding_of(traits.fp8, layout.parameters().size());
   spec.trainable = traits.trainable;
   spec.shares_weight = !traits.trainable || dtypes.main == dtypes.model;
   spec.reduces_in_place = dtypes.reduce == dtypes.gradient;
   spec.layout = c10::str(
-      dtypes.model, " ", dtypes.main, " ", dtypes.gradient, " ", dtypes.reduce, " over ",
-      traits.axes.inner, " ", traits.axes.outer);
+      dtypes.model, " ", dtypes.main, " ", dtypes.gradient, " ", dtypes.reduce, text_of(traits.fp8),
+      " over ", traits.axes.inner, " ", traits.axes.outer);
   for (const auto& parameter : layout.parameters()) {
     spec.layout += c10::str(
         ", ", parameter.name, " [", c10::Join(" ", parameter.shape), "] by ",
@@ -111,6 +144,36 @@ bool GroupLayout::shards_gradients() const {
   return gradient_sharded(spec_);
 }
 
+std::vector<ModelBuffer> GroupLayout::model_buffers() const {
+  std::vector<ModelBuffer> buffers{{traits_.dtypes.model, 1}};
+  const auto& encoding = spec_.encoding;
+  if (encoding.block > 0) {
+    buffers.push_back({encoding.scale_bytes == 1 ? at::kByte : at::kFloat, encoding.block});
+  }
+  if (encoding.two_ways) buffers.insert(buffers.end(), {buffers[0], buffers[1]});
+  return buffers;
+}
+
+int64_t GroupLayout::payload_bytes() const {
+  return payload_offsets(spec_, spec_.encoding.two_ways).bytes;
+}
+
+std::vector<at::Tensor> GroupLayout::payload_views(const at::Tensor& bytes) const {
+  const auto offsets = payload_offsets(spec_, spec_.encoding.two_ways);
+  const std::array begins{int64_t{0}, offsets.scales, offsets.second_values, offsets.second_scales};
+  std::vector<at::Tensor> views;
+  for (const auto& [dtype, block] : model_buffers()) {
+    const int64_t size = spec_.elements / block * static_cast<int64_t>(c10::elementSize(dtype));
+    views.push_back(bytes.narrow(0, begins[views.size()], size).view(dtype));
+  }
+  return views;
+}
+
+std::vector<at::Tensor> GroupLayout::transposed_views(const at::Tensor& bytes) const {
+  if (!spec_.encoding.transposes) return {};
+  return payload_views(bytes);  // which is encoded in one way
+}
+
 at::Tensor GroupLayout::view(const at::Tensor& full, size_t member) const {
   const auto number = static_cast<int64_t>(member);
   return full.narrow(0, flat_.offset(number), flat_.numel(number))
@@ -125,7 +188,8 @@ at::Tensor GroupLayout::piece(const PartBuffer& buffer, Part wanted, size_t memb
     if (std::find(members.begin(), members.end(), number) == members.end()) continue;
     const auto range = range_of(flat_, segment, buffer.part, wanted);
     const int64_t within = piece.length == 0 ? 0 : piece.offset - segment.offset / wanted.count;
-    return buffer.storage.narrow(0, range.offset + within, piece.length);
+    return buffer.storage.narrow(
+        0, (range.offset + within) / buffer.block, piece.length / buffer.block);
   }
   return buffer.storage.narrow(0, 0, 0);  // a parameter without elements is in no segment
 }
@@ -142,15 +206,19 @@ std::vector<at::Tensor> GroupLayout::ranges(const PartBuffer& buffer, Part wante
   std::vector<at::Tensor> result;
   for (const auto& segment : flat_.segments()) {
     const auto [offset, length] = range_of(flat_, segment, buffer.part, wanted);
-    result.push_back(buffer.storage.narrow(0, offset, length));
+    result.push_back(buffer.storage.narrow(0, offset / buffer.block, length / buffer.block));
   }
   return result;
 }
 
-PartBuffer GroupLayout::allocate(Part part, c10::ScalarType dtype) const {
+PartBuffer GroupLayout::allocate(Part part, c10::ScalarType dtype, int64_t block) const {
   const OutsideInference normal;
-  const auto options = at::TensorOptions().dtype(dtype).device(device());
-  return {at::zeros({flat_.part_size(part.count)}, options), part};
+  // Torch has no zeros in fp8: the bytes are.
+  const auto options = at::TensorOptions().dtype(at::kByte).device(device());
+  const int64_t size = flat_.part_size(part.count) / block;
+  const auto bytes = size * static_cast<int64_t>(c10::elementSize(dtype));
+  if (dtype == at::kFloat8_e4m3fn) return {at::zeros({bytes}, options).view(dtype), part, block};
+  return {at::zeros({size}, options.dtype(dtype)), part, block};
 }
 
 std::vector<Transfer> pair_ranges(

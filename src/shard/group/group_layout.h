@@ -26,6 +26,13 @@ struct UnshardedParameter {
 struct PartBuffer {
   at::Tensor storage;  ///< one dim
   Part part;
+  int64_t block = 1;  ///< elements of the group for each entry: above 1 for scales
+};
+
+/// A kind of buffer that a group's model weight consists of: the values, and with fp8 their scales.
+struct ModelBuffer {
+  c10::ScalarType dtype{};
+  int64_t block = 1;  ///< as PartBuffer::block
 };
 
 /// The positions of a group's parameters in a flat buffer, and the parts of such a buffer that this
@@ -66,6 +73,20 @@ class GroupLayout {
   bool shards_gradients() const;
   /// Returns whether the model weight is the main weight too: one buffer for both.
   bool shares_weight() const { return spec_.shares_weight; }
+  bool is_fp8() const { return traits_.fp8 != Fp8::none; }
+
+  // ---- the model weight --------------------------------------------------------------------
+
+  /// Returns the buffers of the model weight: values, and scales if they are gathered; for mxfp8
+  /// both again, in the second encoding.
+  std::vector<ModelBuffer> model_buffers() const;
+  /// Returns the bytes of all of them in full, as they follow one another in a slot.
+  int64_t payload_bytes() const;
+  /// Returns them as parts of such bytes: typed, flat, of the full size.
+  std::vector<at::Tensor> payload_views(const at::Tensor& bytes) const;
+  /// Returns the transposed copies of the values and, if they are gathered, the scales as parts of
+  /// the bytes of a transposed slot.
+  std::vector<at::Tensor> transposed_views(const at::Tensor& bytes) const;
 
   // ---- views -------------------------------------------------------------------------------
 
@@ -79,8 +100,9 @@ class GroupLayout {
   std::vector<at::Tensor> pieces(const PartBuffer& buffer, Part wanted) const;
   /// Returns the elements of part `wanted` within the buffer: one range per segment of the layout.
   std::vector<at::Tensor> ranges(const PartBuffer& buffer, Part wanted) const;
-  /// Allocates a buffer of zeros with the elements of a part.
-  PartBuffer allocate(Part part, c10::ScalarType dtype) const;
+  /// Allocates a buffer of zeros with the elements of a part, or one entry for each `block` of
+  /// them.
+  PartBuffer allocate(Part part, c10::ScalarType dtype, int64_t block = 1) const;
 
  private:
   GroupTraits traits_;

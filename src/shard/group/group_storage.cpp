@@ -34,9 +34,11 @@ GroupStorage::GroupStorage(
     : layout_(layout) {
   const OutsideInference normal;
   const auto& dtypes = layout_.traits().dtypes;
-  model_weight_ = layout_.allocate(layout_.part(Role::parameter), dtypes.model);
+  for (const auto& [dtype, block] : layout_.model_buffers()) {
+    model_weight_.push_back(layout_.allocate(layout_.part(Role::parameter), dtype, block));
+  }
   main_weight_ = layout_.shares_weight()
-                     ? model_weight_
+                     ? model_weight_.front()
                      : layout_.allocate(layout_.part(Role::optimizer), dtypes.main);
   for (size_t member = 0; member < parameters.size(); ++member) {
     const auto& parameter = parameters[member].parameter;
@@ -58,14 +60,14 @@ void GroupStorage::add_bytes(ModelBytes& bytes) const {
   const auto of = [](const at::Tensor& tensor) {
     return tensor.defined() ? static_cast<int64_t>(tensor.storage().nbytes()) : 0;
   };
-  bytes.model_weights += of(model_weight_.storage);
+  for (const auto& buffer : model_weight_) bytes.model_weights += of(buffer.storage);
   if (!layout_.shares_weight()) bytes.main_weights += of(main_weight_.storage);
   bytes.main_gradients += of(main_gradient_.storage);
 }
 
 at::Tensor GroupStorage::model_weight_piece(size_t member) const {
-  if (layout_.shares_weight()) return {};
-  return layout_.piece(model_weight_, layout_.part(Role::optimizer), member);
+  if (layout_.shares_weight() || layout_.is_fp8()) return {};
+  return layout_.piece(model_weight_.front(), layout_.part(Role::optimizer), member);
 }
 
 std::vector<at::Tensor> GroupStorage::accumulated_pieces() const {
@@ -83,13 +85,47 @@ std::vector<CastCopy> cast_copies(
 }
 
 void GroupStorage::publish() {
-  if (layout_.shares_weight()) return;
+  if (layout_.shares_weight() || layout_.is_fp8()) return;
   // Only this rank's part; the rest comes with the next refresh.
   const auto mine = layout_.part(Role::optimizer);
   const auto& dtypes = layout_.traits().dtypes;
   cast_copy(
-      cast_copies(layout_.ranges(model_weight_, mine), layout_.ranges(main_weight_, mine)),
+      cast_copies(layout_.ranges(model_weight_.front(), mine), layout_.ranges(main_weight_, mine)),
       {dtypes.model, dtypes.main, 1}, layout_.device());
+}
+
+std::vector<WeightPiece> GroupStorage::pieces_to_encode(int64_t first_scale) {
+  const auto mine = layout_.part(Role::optimizer);
+  const auto targets = layout_.pieces(model_weight_.front(), mine);
+  const auto sources = layout_.pieces(main_weight_, mine);
+  std::vector<WeightPiece> pieces;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i].numel() == 0) continue;
+    pieces.push_back(
+        {targets[i].mutable_data_ptr(), sources[i].const_data_ptr(), targets[i].numel(),
+         first_scale + static_cast<int64_t>(i)});
+  }
+  return pieces;
+}
+
+void GroupStorage::encode_rows() {
+  const auto mine = layout_.part(Role::optimizer);
+  const bool blocks = layout_.traits().fp8 == Fp8::blocks;
+  for (size_t way = 0; way < model_weight_.size(); way += 2) {
+    const auto targets = layout_.pieces(model_weight_[way], mine);
+    const auto scales = layout_.pieces(model_weight_[way + 1], mine);
+    const auto sources = layout_.pieces(main_weight_, mine);
+    std::vector<WeightRows> all;
+    for (size_t i = 0; i < targets.size(); ++i) {
+      if (targets[i].numel() == 0) continue;
+      const int64_t columns = layout_.flat().parameters()[i].shape[1];
+      all.push_back(
+          {targets[i].mutable_data_ptr(), scales[i].mutable_data_ptr(), sources[i].const_data_ptr(),
+           targets[i].numel() / columns, columns});
+    }
+    const auto scaling = blocks ? Scaling::block : way == 0 ? Scaling::mx_row : Scaling::mx_column;
+    encode_weight_rows(all, layout_.traits().dtypes.main, scaling, layout_.device());
+  }
 }
 
 void GroupStorage::divide_gradient(double divisor) const {
@@ -133,8 +169,9 @@ void GroupStorage::set_main_weight(const at::Tensor& full) {
 
 /// The distinct buffers of weights.
 std::vector<const PartBuffer*> GroupStorage::weights() const {
-  if (layout_.shares_weight()) return {&model_weight_};
-  return {&model_weight_, &main_weight_};
+  if (layout_.is_fp8()) return {&main_weight_};  // what is encoded follows from it
+  if (layout_.shares_weight()) return {&model_weight_.front()};
+  return {&model_weight_.front(), &main_weight_};
 }
 
 std::optional<std::string> GroupStorage::first_uninitialised() const {
@@ -150,6 +187,7 @@ void GroupStorage::set_values(size_t member, const at::Tensor& values) {
         .copy_(values.narrow(0, piece.begin, piece.length));
   }
   uninitialised_[member] = false;
+  stale_ = layout_.is_fp8();
 }
 
 void GroupStorage::fill_by_key(size_t member, uint64_t key, const KeyedValues& values) {
@@ -162,10 +200,12 @@ void GroupStorage::fill_by_key(size_t member, uint64_t key, const KeyedValues& v
         {data, storage.scalar_type(), piece.begin, piece.length, key, values}, layout_.device());
   }
   uninitialised_[member] = false;
+  stale_ = layout_.is_fp8();
 }
 
 void GroupStorage::mark_all_initialised() {
   std::fill(uninitialised_.begin(), uninitialised_.end(), false);
+  stale_ = layout_.is_fp8();
 }
 
 }  // namespace sherd

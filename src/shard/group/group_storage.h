@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cast_copy.h"
+#include "kernels/fp8/encode_weights.h"
 #include "shard/group/group_layout.h"
 
 namespace sherd {
@@ -26,7 +27,8 @@ class GroupStorage {
   GroupStorage(const GroupStorage&) = delete;
   GroupStorage& operator=(const GroupStorage&) = delete;
 
-  const PartBuffer& model_weight() const { return model_weight_; }
+  /// Returns the buffers of the model weight, as GroupLayout::model_buffers() lists them.
+  const std::vector<PartBuffer>& model_weight() const { return model_weight_; }
   const PartBuffer& main_gradient() const { return main_gradient_; }
   /// Allocates the main gradient if the group is trainable and has none yet.
   void allocate_main_gradient();
@@ -41,21 +43,31 @@ class GroupStorage {
   /// Returns the same elements of the main gradient; none before it is allocated.
   const std::vector<at::Tensor>& gradient_pieces() const { return gradient_pieces_; }
   /// Returns the same elements of a parameter in the model weight; undefined where that is the main
-  /// weight.
+  /// weight, and with fp8.
   at::Tensor model_weight_piece(size_t member) const;
   /// Returns the elements of the main gradient that a reduction accumulates into.
   std::vector<at::Tensor> accumulated_pieces() const;
 
   // ---- weights and gradients ---------------------------------------------------------------
 
-  /// Copies this rank's part of the main weight to the model weight.
+  /// Copies this rank's part of the main weight to the model weight; not with fp8.
   void publish();
+  /// fp8: returns whether the main weight has changed since its encodings were made.
+  bool is_stale() const { return stale_; }
+  /// fp8: returns this rank's elements of each parameter, and where its encoding goes. For recipes
+  /// with one scale a weight; `first_scale` is the index of that of the first parameter.
+  std::vector<WeightPiece> pieces_to_encode(int64_t first_scale);
+  /// fp8, other recipes: encodes this rank's elements.
+  void encode_rows();
+  /// fp8: declares that the encodings belong to the main weight.
+  void note_encoded() { stale_ = false; }
   /// Divides this rank's part of the reduced gradient.
   void divide_gradient(double divisor) const;
   /// Returns all ranks' elements of the main weight in a new buffer of the full size; see
   /// GroupLayout::view. Blocks. Collective.
   at::Tensor gather_main_weight() const;
-  /// Sets main and model weight to this rank's parts of such a buffer.
+  /// Sets main and model weight to this rank's parts of such a buffer. With fp8 the main weight
+  /// alone: its encodings are stale then, as after all functions below.
   void set_main_weight(const at::Tensor& full);
 
   // ---- initial values ----------------------------------------------------------------------
@@ -75,10 +87,11 @@ class GroupStorage {
   std::vector<const PartBuffer*> weights() const;
 
   const GroupLayout& layout_;
-  PartBuffer model_weight_;
+  std::vector<PartBuffer> model_weight_;
   PartBuffer main_weight_;
   PartBuffer main_gradient_;
   std::vector<bool> uninitialised_;
+  bool stale_ = false;
   std::vector<at::Tensor> main_pieces_;
   std::vector<at::Tensor> gradient_pieces_;
 };

@@ -4,7 +4,8 @@
 namespace sherd {
 
 bool GroupTraits::same_as(const GroupTraits& other) const {
-  return dtypes == other.dtypes && trainable == other.trainable && placement == other.placement &&
+  return dtypes == other.dtypes && fp8 == other.fp8 && compute == other.compute &&
+         trainable == other.trainable && placement == other.placement &&
          axes.inner == other.axes.inner && axes.outer == other.axes.outer &&
          &mesh.communicator(axes.inner) == &other.mesh.communicator(other.axes.inner);
 }

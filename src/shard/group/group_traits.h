@@ -12,7 +12,9 @@ namespace sherd {
 
 /// The properties that all parameters of a group share.
 struct GroupTraits {
-  RoleDtypes dtypes{};
+  RoleDtypes dtypes{};  ///< with fp8 the model dtype is Float8_e4m3fn
+  Fp8 fp8 = Fp8::none;
+  c10::ScalarType compute{};  ///< dtype of the module's parameters
   bool trainable = true;
   Mesh mesh;
   DataAxes axes;

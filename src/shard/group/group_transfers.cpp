@@ -28,11 +28,17 @@ at::Tensor GroupTransfers::arena_view(int64_t offset, Part part, c10::ScalarType
 }
 
 /// Allocates as many bytes as the program counts, which aligns slots.
-at::Tensor GroupTransfers::allocate_slot(c10::ScalarType dtype) const {
+at::Tensor GroupTransfers::allocate_slot(int64_t bytes) const {
   const OutsideInference normal;
-  const int64_t bytes = layout_.flat().full_size() * static_cast<int64_t>(c10::elementSize(dtype));
   const auto options = at::TensorOptions().dtype(c10::kByte).device(layout_.device());
-  return at::zeros({aligned_slot(bytes)}, options).narrow(0, 0, bytes).view(dtype);
+  return at::zeros({aligned_slot(bytes)}, options);
+}
+
+std::vector<at::Tensor> GroupTransfers::full_parameters() const {
+  if (layout_.needs_gather()) return parameters_;
+  std::vector<at::Tensor> result;
+  for (const auto& buffer : storage_.model_weight()) result.push_back(buffer.storage);
+  return result;
 }
 
 void GroupTransfers::bind(
@@ -42,12 +48,17 @@ void GroupTransfers::bind(
   communicators_ = communicators;
   divisor_ = divisor;
   parameter_slot_.reset();
+  transposed_slot_.reset();
   gradient_slot_.reset();
   // A unit that no order calls has no slots.
   if (!addresses.eager && layout_.needs_gather() && addresses.parameters != kNone) {
-    parameter_slot_ = arena_view(addresses.parameters, kWhole, traits.dtypes.model);
+    parameter_slot_ = addresses.arena.narrow(0, addresses.parameters, layout_.payload_bytes());
+  }
+  if (!addresses.eager && addresses.transposed != kNone && layout_.spec().encoding.transposes) {
+    transposed_slot_ = addresses.arena.narrow(0, addresses.transposed, layout_.payload_bytes());
   }
   prepare_parameters();
+  prepare_transpositions();
   storage_.allocate_main_gradient();
   if (!traits.trainable) return;
   if (!addresses.eager && layout_.shards_gradients() && addresses.gradients != kNone) {
@@ -59,8 +70,14 @@ void GroupTransfers::bind(
 void GroupTransfers::unbind() {
   addresses_ = {};
   parameter_slot_.reset();
+  parameters_.clear();
+  transposed_slot_.reset();
+  transposed_.clear();
   gradient_slot_.reset();
   gather_ = {};
+  gather_two_ways_ = {};
+  transpositions_.clear();
+  scale_transpositions_.clear();
   reduce_scatter_ = {};
   all_reduce_ = {};
   inbox_.set_buffer({});
@@ -68,19 +85,36 @@ void GroupTransfers::unbind() {
 
 void GroupTransfers::allocate_parameter_slot() {
   if (!addresses_.eager || !layout_.needs_gather() || parameter_slot_.defined()) return;
-  parameter_slot_ = allocate_slot(layout_.traits().dtypes.model);
+  parameter_slot_ = allocate_slot(layout_.payload_bytes());
   prepare_parameters();
 }
 
 void GroupTransfers::free_parameter_slot() {
   if (!addresses_.eager || !parameter_slot_.defined()) return;
   parameter_slot_.reset();
+  parameters_.clear();
   gather_ = {};
+  gather_two_ways_ = {};
+}
+
+void GroupTransfers::allocate_transposed_slot() {
+  const bool needed = addresses_.eager && layout_.spec().encoding.transposes;
+  if (!needed) return;
+  if (!transposed_slot_.defined()) transposed_slot_ = allocate_slot(layout_.payload_bytes());
+  prepare_transpositions();  // the parameters may have another address
+}
+
+void GroupTransfers::free_transposed_slot() {
+  if (!addresses_.eager || !transposed_slot_.defined()) return;
+  transposed_slot_.reset();
+  prepare_transpositions();
 }
 
 void GroupTransfers::allocate_gradient_slot() {
   if (!addresses_.eager || !layout_.traits().trainable || !layout_.shards_gradients()) return;
-  gradient_slot_ = allocate_slot(layout_.traits().dtypes.reduce);
+  const auto dtype = layout_.traits().dtypes.reduce;
+  const int64_t bytes = layout_.flat().full_size() * static_cast<int64_t>(c10::elementSize(dtype));
+  gradient_slot_ = allocate_slot(bytes).narrow(0, 0, bytes).view(dtype);
   prepare_gradients();
 }
 
@@ -93,7 +127,7 @@ void GroupTransfers::free_gradient_slot() {
 int64_t GroupTransfers::eager_bytes() const {
   if (!addresses_.eager) return 0;
   int64_t bytes = 0;
-  for (const auto* slot : {&parameter_slot_, &gradient_slot_}) {
+  for (const auto* slot : {&parameter_slot_, &transposed_slot_, &gradient_slot_}) {
     if (slot->defined()) bytes += static_cast<int64_t>(slot->storage().nbytes());
   }
   return bytes;
@@ -101,24 +135,73 @@ int64_t GroupTransfers::eager_bytes() const {
 
 // ---- preparing instructions ---------------------------------------------------------------------
 
+/// Full buffers of a slot, as parts.
+std::vector<PartBuffer> GroupTransfers::slot_buffers(const std::vector<at::Tensor>& full) const {
+  const auto kinds = layout_.model_buffers();
+  std::vector<PartBuffer> result;
+  for (size_t i = 0; i < full.size(); ++i) result.push_back({full[i], kWhole, kinds[i].block});
+  return result;
+}
+
 void GroupTransfers::prepare_parameters() {
   const auto& model = storage_.model_weight();
   const auto inner = layout_.inner_part();
   const auto both = layout_.both_part();
-  const auto pair = [&](const PartBuffer& to, Part large, const PartBuffer& from, Part small) {
-    return pair_ranges(layout_.ranges(to, large), layout_.ranges(from, small));
+  using Buffers = std::vector<PartBuffer>;
+  const auto pair = [&](const Buffers& to, Part large, const Buffers& from, Part small,
+                        size_t count) {
+    std::vector<Transfer> result;
+    for (size_t i = 0; i < count; ++i) {
+      for (auto& one : pair_ranges(layout_.ranges(to[i], large), layout_.ranges(from[i], small))) {
+        result.push_back(std::move(one));
+      }
+    }
+    return result;
   };
   refresh_ = {};
   gather_ = {};
+  gather_two_ways_ = {};
+  parameters_.clear();
   if (parameter_slot_.defined()) {
-    const PartBuffer slot{parameter_slot_, kWhole};
+    parameters_ = layout_.payload_views(parameter_slot_);
+    const auto slot = slot_buffers(parameters_);
     const bool outer = gathers_outer(layout_.spec());
-    if (outer) gather_.outer = pair(slot, inner, model, both);
-    gather_.inner = pair(slot, kWhole, outer ? slot : model, inner);
+    const auto prepare = [&](PerAxis<std::vector<Transfer>>& transfers, size_t count) {
+      if (outer) transfers.outer = pair(slot, inner, model, both, count);
+      transfers.inner = pair(slot, kWhole, outer ? slot : model, inner, count);
+    };
+    const bool two_ways = layout_.spec().encoding.two_ways;
+    prepare(gather_, two_ways ? model.size() / 2 : model.size());
+    if (two_ways) prepare(gather_two_ways_, model.size());
   }
   if (!layout_.traits().trainable) return;
-  if (refreshes_outer(layout_.spec())) refresh_.outer = pair(model, inner, model, both);
-  if (refreshes_inner(layout_.spec())) refresh_.inner = pair(model, kWhole, model, inner);
+  const size_t all = model.size();
+  if (refreshes_outer(layout_.spec())) refresh_.outer = pair(model, inner, model, both, all);
+  if (refreshes_inner(layout_.spec())) refresh_.inner = pair(model, kWhole, model, inner, all);
+}
+
+void GroupTransfers::prepare_transpositions() {
+  transpositions_.clear();
+  scale_transpositions_.clear();
+  transposed_.clear();
+  const auto full = full_parameters();
+  if (!transposed_slot_.defined() || full.empty()) return;
+  transposed_ = layout_.transposed_views(transposed_slot_);
+  if (layout_.device().is_meta()) return;
+  const auto& flat = layout_.flat();
+  for (int64_t i = 0; i < std::ssize(flat.parameters()); ++i) {
+    const auto& shape = flat.parameters()[static_cast<size_t>(i)].shape;
+    const auto place = [&](const at::Tensor& buffer, int64_t block) {
+      return static_cast<char*>(buffer.mutable_data_ptr()) +
+             flat.offset(i) / block * buffer.element_size();
+    };
+    transpositions_.push_back({place(transposed_[0], 1), place(full[0], 1), shape[0], shape[1]});
+    if (full.size() == 1) continue;
+    const int64_t block = layout_.spec().encoding.block;
+    scale_transpositions_.push_back(
+        {place(transposed_[1], block), place(full[1], block), shape[0] / kFp8Tile,
+         shape[1] / kFp8Tile});
+  }
 }
 
 // The full gradients of a pass are in the slot (where they are sharded), or those of the step in
@@ -208,8 +291,14 @@ Work GroupTransfers::refresh(AxisKind axis, Communicator::OnStream stream) const
   return of_axis(communicators_.gather, axis)->all_gather(of_axis(refresh_, axis), stream);
 }
 
-Work GroupTransfers::gather(AxisKind axis, Communicator::OnStream stream) const {
-  return of_axis(communicators_.gather, axis)->all_gather(of_axis(gather_, axis), stream);
+Work GroupTransfers::gather(AxisKind axis, bool two_ways, Communicator::OnStream stream) const {
+  const auto& transfers = two_ways ? gather_two_ways_ : gather_;
+  return of_axis(communicators_.gather, axis)->all_gather(of_axis(transfers, axis), stream);
+}
+
+void GroupTransfers::transpose() const {
+  sherd::transpose(transpositions_, sizeof(uint8_t), layout_.device());
+  sherd::transpose(scale_transpositions_, sizeof(float), layout_.device());
 }
 
 Work GroupTransfers::reduce(AxisKind axis, bool scatter, Communicator::OnStream stream) const {
@@ -251,21 +340,26 @@ void GroupTransfers::refresh_now() const {
 
 at::Tensor GroupTransfers::gather_now() const {
   const auto& model = storage_.model_weight();
-  const auto full = layout_.allocate(kWhole, layout_.traits().dtypes.model);
-  const auto in_full = [&](Part part) { return layout_.ranges(full, part); };
-  for (const auto& [output, input] :
-       pair_ranges(in_full(model.part), layout_.ranges(model, model.part))) {
-    output.copy_(input);
+  const OutsideInference normal;
+  const auto bytes = at::zeros(
+      {layout_.payload_bytes()}, at::TensorOptions().dtype(c10::kByte).device(layout_.device()));
+  const auto full = slot_buffers(layout_.payload_views(bytes));
+  std::vector<Transfer> outer, all;
+  for (size_t i = 0; i < full.size(); ++i) {
+    const auto in_full = [&](Part part) { return layout_.ranges(full[i], part); };
+    for (const auto& [output, input] :
+         pair_ranges(in_full(model[i].part), layout_.ranges(model[i], model[i].part))) {
+      output.copy_(input);
+    }
+    const auto inner = layout_.inner_part();
+    for (auto& one : pair_ranges(in_full(inner), in_full(layout_.both_part()))) {
+      outer.push_back(std::move(one));
+    }
+    for (auto& one : pair_ranges(in_full(kWhole), in_full(inner))) all.push_back(std::move(one));
   }
-  const auto inner = layout_.inner_part();
-  if (gathers_outer(layout_.spec())) {
-    communicators_.reduce.outer
-        ->all_gather(pair_ranges(in_full(inner), in_full(layout_.both_part())))
-        .synchronize();
-  }
-  communicators_.reduce.inner->all_gather(pair_ranges(in_full(kWhole), in_full(inner)))
-      .synchronize();
-  return full.storage;
+  if (gathers_outer(layout_.spec())) communicators_.reduce.outer->all_gather(outer).synchronize();
+  communicators_.reduce.inner->all_gather(all).synchronize();
+  return bytes;
 }
 
 }  // namespace sherd

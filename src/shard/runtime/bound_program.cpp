@@ -107,6 +107,7 @@ void BoundProgram::bind_groups() {
       auto& group = *unit->groups()[i];
       group.transfers().bind(
           {arena_, eager, offset(slots.parameters, slots.parameter_offsets[i]),
+           offset(slots.transposed, slots.transposed_offsets[i]),
            offset(slots.gradients, slots.gradient_offsets[i]), named("stage.reduce"),
            named("stage.outer")},
           links_of(group.traits()), units_.loss_divisor());

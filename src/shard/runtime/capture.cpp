@@ -71,9 +71,10 @@ void before_replay(Runtime& runtime, int64_t update_version, bool takes_tokens) 
       "[shard.graph] the loss of '", name,
       "' is per token: say before each replay how many this rank has, with "
       "optimizer.set_tokens(…)");
-  // All ranks know by now what the replay before has found, or none does.
+  // What a replay finds is copied to the host after it and told with the next replay's record.
   parts.agreement.records().check(/*block=*/true);
   parts.agreement.note_findings();
+  parts.encode_stale_weights();
   if (parts.agreement.is_report_due()) report_findings(parts);
 }
 

@@ -72,8 +72,14 @@ void Executor::issue_beside_compute(const Instruction& instruction) {
       });
     case Action::gather:
       allocate_parameters(instruction);
-      return issue(collective, [&group, axis](Communicator::OnStream stream) {
-        return group.transfers().gather(axis, stream);
+      return issue(collective, [&group, axis, two_ways = instruction.two_ways](auto stream) {
+        return group.transfers().gather(axis, two_ways, stream);
+      });
+    case Action::transpose:
+      allocate_transposed(instruction);
+      return issue(kernel, [&group](Communicator::OnStream) {
+        group.transfers().transpose();
+        return Work();
       });
     case Action::reduce:
       return issue(
@@ -112,7 +118,7 @@ void Executor::run_on_compute(const Instruction& instruction) {
     case Action::wait:
       before_wait_(instruction);
       streams.wait(instruction.waits);
-      unit->show();
+      unit->show(section_->kind == Section::Kind::backward);
       streams.disturb_compute();
       return;
     case Action::compute:
@@ -179,6 +185,13 @@ std::vector<at::Tensor> Executor::gather_now(const Unit& unit, bool refresh) {
 void Executor::allocate_parameters(const Instruction& instruction) {
   if (!program_.is_eager()) return;
   units_.group(instruction).transfers().allocate_parameter_slot();
+  program_.streams().join(instruction.stream);
+}
+
+/// Eager: the same.
+void Executor::allocate_transposed(const Instruction& instruction) {
+  if (!program_.is_eager()) return;
+  units_.group(instruction).transfers().allocate_transposed_slot();
   program_.streams().join(instruction.stream);
 }
 

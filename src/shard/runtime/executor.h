@@ -26,7 +26,7 @@ class Executor {
       Watch& watch)
       : world_(world), units_(units), state_(state), program_(program), watch_(watch) {}
 
-  /// Called before the compute stream waits for the parameters of a unit: the host has time to look
+  /// Called before the compute stream waits for the parameters of a unit: the host has time to see
   /// what other ranks do.
   void set_before_wait(std::function<void(const Instruction&)> function) {
     before_wait_ = std::move(function);
@@ -64,6 +64,7 @@ class Executor {
   void issue_on_compute(const Instruction& instruction);
   void run_on_compute(const Instruction& instruction);
   void allocate_parameters(const Instruction& instruction);
+  void allocate_transposed(const Instruction& instruction);
   void allocate_gradients(Unit& unit);
   void free_oldest_gradients();
   void complete_gradients(Unit& unit);

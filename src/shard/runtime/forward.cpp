@@ -20,11 +20,7 @@ void Pass::note_first_node(int32_t position) {
 void show_buffers(Unit& unit, const std::vector<at::Tensor>& buffers) {
   auto buffer = buffers.begin();
   for (const auto& group : unit.groups()) {
-    if (group->layout().needs_gather()) {
-      group->parameters().show((buffer++)->mutable_data_ptr());
-    } else {
-      group->show();
-    }
+    group->show_bytes(group->layout().needs_gather() ? *buffer++ : at::Tensor());
   }
   unit.activity().set_gathered();
 }
@@ -39,6 +35,7 @@ void Forward::begin(bool train, bool idle) {
   if (state.has_failed()) recover(parts_);
   if (!parts_.orders.is_known()) parts_.units.check_initialised();  // once is enough
   parts_.check_published();
+  parts_.encode_stale_weights();
   if (parts_.program.shared() != parts_.orders.next()) parts_.use(parts_.orders.next());
   for (auto* unit : parts_.units) {
     if (unit->activity().is_gathered_outside()) unit->hide();
@@ -158,7 +155,7 @@ void Forward::leave_unforeseen(Unit& unit) {
   // Within a call of itself: the outer one goes on with what it had.
   for (auto call = open_.rbegin() + 1; call != open_.rend(); ++call) {
     if (call->unit != &unit) continue;
-    return call->foreseen ? unit.show() : show_buffers(unit, call->buffers);
+    return call->foreseen ? unit.show(/*backward=*/false) : show_buffers(unit, call->buffers);
   }
 }
 

@@ -22,6 +22,7 @@ RuntimeParts::RuntimeParts(Unit& root)
   use(orders.next());
   shards = parameter_shards(units.all());  // with the main gradients, which use() has allocated
   weights.prepare();
+  encoded.prepare(units);
 }
 
 void RuntimeParts::use(const std::shared_ptr<const Program>& next) {
@@ -45,6 +46,12 @@ void RuntimeParts::check_published() const {
       !weights.are_written(compare), "[shard] the main weights of '", units.root().name(),
       "' have changed, but the model still computes with the old ones: call sherd::publish(model) "
       "after optimizer.step()");
+}
+
+void RuntimeParts::encode_stale_weights() {
+  if (!encoded.encode_stale()) return;
+  state.note_encoded();
+  program.signal_published();
 }
 
 }  // namespace sherd

@@ -8,6 +8,7 @@
 #include "shard/parameter_shards.h"
 #include "shard/runtime/abandonment.h"
 #include "shard/runtime/bound_program.h"
+#include "shard/runtime/encoded_weights.h"
 #include "shard/runtime/executor.h"
 #include "shard/runtime/follower.h"
 #include "shard/runtime/graph_state.h"
@@ -40,11 +41,15 @@ struct RuntimeParts {
   Abandonment abandonment;
   Follower follower;
   PublishedWeights weights;
+  EncodedWeights encoded;
 
   /// From now on this program runs. Waits for what is under way.
   void use(const std::shared_ptr<const Program>& next);
   /// Throws if an optimizer has written main weights that are not published.
   void check_published() const;
+  /// Encodes fp8 weights whose main weights were given other values since. The next gathers wait
+  /// for it. Collective if there are any.
+  void encode_stale_weights();
 };
 
 }  // namespace sherd

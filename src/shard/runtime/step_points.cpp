@@ -10,8 +10,8 @@ namespace sherd {
 
 // ---- the end of the last backward ---------------------------------------------------------------
 
-/// A loss per token is not done before its gradients are divided: until then an optimizer finds
-/// none.
+/// With Loss::per_token the step is complete only after the division: until then an optimizer finds
+/// no gradients.
 void Runtime::complete_step() {
   if (!world().device().is_meta()) parts_.weights.take_snapshot();
   if (!parts_.graph.capturing) parts_.watch.copy_to_host();
@@ -58,7 +58,7 @@ void Runtime::set_micro_batches(int64_t count) {
 
 void Runtime::check_complete(const char* caller) {
   check_between_passes(caller);
-  if (state().frozen.empty()) return;  // nothing is trainable: its backwards are of no step
+  if (state().frozen.empty()) return;  // nothing is trainable: backwards count for no step
   TORCH_CHECK(
       state().has_all_backwards(), "[shard] ", caller, " after ", state().backwards_done(),
       " of the ", state().micro_batches(), " backwards that make a step of '", root().name(),
@@ -110,6 +110,7 @@ void Runtime::publish(bool by_optimizer) {
       if (!by_optimizer && group->traits().trainable) group->storage().publish();
     }
   }
+  parts_.encoded.encode();
   for (const auto& shard : parts_.shards) {
     if (shard.trainable) shard.main.mutable_grad() = at::Tensor();
   }
@@ -180,9 +181,10 @@ ModelBytes Runtime::bytes() const {
   for (const auto* unit : parts_.units) {
     for (const auto& group : unit->groups()) group->add_bytes(bytes);
   }
+  bytes.model_weights += parts_.encoded.scale_bytes();
   bytes.arena += parts_.program.arena_bytes();
-  bytes.control =
-      parts_.watch.bytes() + parts_.weights.bytes() + parts_.agreement.records().bytes();
+  bytes.control = parts_.watch.bytes() + parts_.weights.bytes() +
+                  parts_.agreement.records().bytes() + parts_.encoded.control_bytes();
   return bytes;
 }
 

@@ -38,7 +38,7 @@ class StepState {
   /// keep_gathered units gathered.
   void note_gathered(bool train);
   /// Sets the kind of the backward that begins next; `trains`: it brings gradients to parameters.
-  /// One that does not is none of the step's.
+  /// One that does not is not counted as one of the step's.
   void set_backward(bool trains);
   const BackwardFlags& backward_flags() const { return backward_flags_; }
   bool trains() const { return trains_; }
@@ -78,6 +78,8 @@ class StepState {
   int64_t weight_version() const { return weight_version_; }
   /// Weights were written, on all ranks alike: nothing has to be sent.
   void note_edit();
+  /// Model weights were encoded, each rank its own part: those of other ranks are not here yet.
+  void note_encoded() { weights_changed_ = true; }
   /// No unit is gathered any more.
   void note_released() { still_gathered_ = false; }
 

@@ -35,8 +35,8 @@ UnitSpec Unit::spec() const {
   return spec;
 }
 
-void Unit::show() {
-  for (const auto& group : groups()) group->show();
+void Unit::show(bool backward) {
+  for (const auto& group : groups()) group->show(backward);
   activity_.set_gathered();
 }
 

@@ -68,7 +68,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Puts a node in place of each parameter's gradient accumulator, for the current stream.
   void prepare_nodes() { members_.prepare_nodes(weak_from_this()); }
   /// Maps the parameters to what was gathered.
-  void show();
+  void show(bool backward);
   /// Unmaps the parameters: reading them throws. Frees eager memory, unless told to leave it.
   void hide(bool keeps_memory = false);
   /// Ends a call that was begun in the activity.

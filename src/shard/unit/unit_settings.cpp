@@ -4,10 +4,12 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "kernels/cast_copy.h"
+#include "kernels/fp8/scaled_product.h"
 #include "shard/glob.h"
 
 namespace sherd {
@@ -33,6 +35,32 @@ void check_dtypes(const GroupTraits& traits, const std::string& name) {
         is_float16_or_wider(dtype), "[shard] parameter '", name, "' is trainable, and its ", role,
         " dtype is ", dtype, ": use floating point of 16 bits or more, or freeze it");
   }
+}
+
+/// A weight in fp8 is a trainable matrix whose blocks fit.
+void check_fp8(const UnshardedParameter& parameter, Fp8 recipe, c10::ScalarType compute) {
+  const auto& sizes = parameter.parameter.sizes();
+  const int64_t multiple = recipe == Fp8::blocks ? 128 : recipe == Fp8::mx ? 32 : 16;
+  TORCH_CHECK_VALUE(
+      sizes[0] > 0 && sizes[1] > 0 && sizes[0] % multiple == 0 && sizes[1] % multiple == 0,
+      "[shard] the products of parameter '", parameter.name,
+      "' are to be in fp8, but its shape is ", sizes, ": both dims must be multiples of ", multiple,
+      " with this recipe; keep it in the compute dtype (a ParameterRule; precision.keep in a "
+      "training file)");
+  TORCH_CHECK_VALUE(
+      compute == at::kFloat || compute == at::kBFloat16 || compute == at::kHalf,
+      "[shard] the products of parameter '", parameter.name,
+      "' are to be in fp8, and its compute "
+      "dtype is ",
+      compute, ": use fp32, bf16 or fp16");
+}
+
+/// Rows that a cut may not divide.
+Granule whole_blocks(const Granule& granule, const UnshardedParameter& parameter, Fp8 recipe) {
+  const int64_t rows = recipe == Fp8::blocks ? 128 : recipe == Fp8::mx ? 32 : 0;
+  if (rows == 0 || granule.is_whole()) return granule;
+  const auto sizes = parameter.parameter.sizes();
+  return Granule::block(std::lcm(granule.elements(sizes), rows * sizes[1]));
 }
 
 void check_axes(const GroupTraits& traits, const std::string& name) {
@@ -100,7 +128,7 @@ Granule UnitSettings::granule_of(const UnshardedParameter& parameter) const {
   for (const auto& rule : options_.rules) {
     if (rule.granule && matches_glob(rule.match, parameter.name)) granule = *rule.granule;
   }
-  return granule;
+  return whole_blocks(granule, parameter, traits_of(parameter).fp8);
 }
 
 GroupTraits UnitSettings::traits_of(const UnshardedParameter& parameter) const {
@@ -122,6 +150,14 @@ GroupTraits UnitSettings::traits_of(const UnshardedParameter& parameter) const {
   }
   traits.dtypes = resolve(*precision, parameter.dtype, traits.trainable);
   check_dtypes(traits, parameter.name);
+  traits.compute = traits.dtypes.model;
+  const bool is_matrix = parameter.parameter.dim() == 2 && c10::isFloatingType(parameter.dtype);
+  if (precision->fp8 != Fp8::none && is_matrix && traits.trainable) {
+    check_fp8(parameter, precision->fp8, traits.compute);
+    check_fp8_device(mesh_->world().device(), parameter.name);
+    traits.fp8 = precision->fp8;
+    traits.dtypes.model = at::kFloat8_e4m3fn;
+  }
   check_axes(traits, parameter.name);
   return traits;
 }

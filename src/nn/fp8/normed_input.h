@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/fp8/fused.h"
+#include "nn/fp8/products.h"
+#include "nn/normed_rows.h"
+
+namespace sherd {
+
+/// The input of an fp8 product that is the RMSNorm of rows [T, D], or the rows themselves. The
+/// backward makes it again from the rows.
+struct NormedInput {
+  NormedRows rows;    ///< sum and scale; y only if the recipe can't encode it at once
+  Fp8Matrix encoded;  ///< for the forward
+
+  /// Computes it. Without a norm weight it is x.
+  static NormedInput make(
+      const Fp8Weight& weight,
+      const at::Tensor& x,
+      const at::Tensor& residual,
+      const at::Tensor& norm_weight,
+      double epsilon);
+};
+
+/// The gradient of a product's weight, from the sum and scale of a NormedInput. As
+/// fp8_weight_gradient().
+at::Tensor normed_weight_gradient(
+    const at::Tensor& parameter,
+    const Fp8Weight& weight,
+    const Fp8ProductGradient& gradient,
+    const NormedRows& rows,
+    const at::Tensor& norm_weight,
+    double epsilon);
+
+}  // namespace sherd

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far the products of fp8 are from those of the same 16-bit operands with sums in fp32.
+#include <cmath>
+#include <cstdio>
+#include <map>
+
+#include "nn/comparison.h"
+#include "nn/fp8_model.h"
+#include "sherd/comm/world.h"
+
+namespace sherd::testing {
+namespace {
+
+/// 20 log10 of the norm of what is wanted over the norm of the error.
+double decibels(const at::Tensor& wanted, const at::Tensor& found) {
+  const auto wide = wanted.to(at::kDouble);
+  const auto error = found.to(at::kDouble) - wide;
+  return 20 * std::log10(wide.norm().item<double>() / error.norm().item<double>());
+}
+
+/// A layer of a width.
+struct LayerImpl : torch::nn::Module {
+  LayerImpl(int64_t dim, int64_t width) {
+    const auto matrix = [&](const char* name, int64_t rows, int64_t columns) {
+      const double size = 1 / std::sqrt(static_cast<double>(columns));
+      return register_parameter(
+          name, (at::randn({rows, columns}) * size).to(at::kBFloat16).to(at::kFloat));
+    };
+    norm1 = register_parameter("norm1", at::ones({dim}));
+    proj = matrix("proj", dim, dim);
+    out = matrix("out", dim, dim);
+    norm2 = register_parameter("norm2", at::ones({dim}));
+    gate_up = matrix("gate_up", 2 * width, dim);
+    down = matrix("down", dim, width);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (only_product) return sherd::linear(x, out);
+    if (only_feed_forward) return sherd::feed_forward(x, gate_up, down);
+    const auto [sum, packed] = norm_linear(x, {}, {norm1, 1e-5}, proj);
+    const auto mixed = sherd::linear(packed, out);
+    return std::get<1>(
+        norm_feed_forward(mixed, sum, {norm2, 1e-5}, gate_up, down, {.adds_sum = true}));
+  }
+  bool only_product = false;
+  bool only_feed_forward = false;
+  at::Tensor norm1, proj, out, norm2, gate_up, down;
+};
+SHERD_MODULE(Layer);
+
+using Results = std::map<std::string, at::Tensor>;
+
+class Fp8LayerTest : public OnDevice {
+ protected:
+  int64_t dim() const { return device().is_cuda() ? 4096 : 512; }
+  int64_t width() const { return device().is_cuda() ? 14336 : 1536; }
+  int64_t tokens() const { return device().is_cuda() ? 4096 : 384; }
+
+  struct Given {
+    at::Tensor x;
+    at::Tensor gradient;
+  };
+  Given random() const {
+    const auto options = at::TensorOptions(device());
+    return {
+        at::randn({tokens(), dim()}, options).to(at::kBFloat16),
+        (at::randn({tokens(), dim()}, options) * at::exp2(at::randn({tokens(), 1}, options) * 2))
+            .to(at::kBFloat16)};
+  }
+
+  /// The result and all gradients with a recipe. "exact": operands in 16 bits, all else in fp32.
+  Results run(const std::string& recipe, const Given& given, void (*adapt)(LayerImpl&)) const {
+    at::manual_seed(5);
+    Layer layer(dim(), width());
+    adapt(*layer);
+    layer->to(device());
+    auto x = given.x.detach().clone();
+    auto gradient = given.gradient;
+    const auto world = World::emulated({.size = 1, .device = device()});
+    UnitOptions options{.mesh = Mesh(world, {{"dp", 1}})};
+    options.placement = Placement(Strategy::no_shard);
+    if (recipe == "exact") {
+      options.precision = Precision::recipe("fp32");
+      x = x.to(at::kFloat);
+      gradient = gradient.to(at::kFloat);
+    } else {
+      options.precision = Precision::recipe(recipe);
+    }
+    fully_shard(layer, options);
+    x.set_requires_grad(true);
+    const auto y = layer(x);
+    Results results{{"result", y.detach()}};
+    y.backward(gradient);
+    results["input"] = x.grad();
+    for (const auto& [name, main] : named_parameters(layer)) {
+      if (main.grad().defined()) {
+        results[name] = main.grad().view(layer->named_parameters()[name].sizes()).clone();
+      }
+    }
+    return results;
+  }
+
+  void expect_decibels(
+      const std::string& recipe, const Given& given, void (*adapt)(LayerImpl&), double least) {
+    const auto exact = run("exact", given, adapt);
+    const auto found = run(recipe, given, adapt);
+    std::string line = recipe + ":";
+    for (const auto& [name, wanted] : exact) {
+      if (wanted.abs().max().item<double>() == 0) continue;  // not used
+      const auto& its = found.at(name);
+      EXPECT_FALSE(at::isnan(its).any().item<bool>()) << recipe << ' ' << name;
+      const double value = decibels(wanted, its);
+      // A norm's gradient may consist of a single sum that cancels: chance decides then.
+      if (wanted.dim() > 1) {
+        EXPECT_GT(value, least) << recipe << " " << name;
+      }
+      char text[64];
+      std::snprintf(text, sizeof(text), " %s %.1f", name.c_str(), value);
+      line += text;
+    }
+    std::printf("%s dB\n", line.c_str());
+  }
+};
+
+constexpr void whole(LayerImpl&) {}
+constexpr void product(LayerImpl& layer) {
+  layer.only_product = true;
+}
+constexpr void feed_forward_alone(LayerImpl& layer) {
+  layer.only_feed_forward = true;
+}
+
+TEST_P(Fp8LayerTest, AProductAndItsGradientsAreTwentySixDecibelsAway) {
+  for (const char* recipe : {"fp8", "fp8_wgrad16", "fp8_block", "mxfp8"}) {
+    expect_decibels(recipe, random(), product, 26);
+  }
+}
+
+// What follows has several products one after another, so their errors add up.
+TEST_P(Fp8LayerTest, AFeedForwardAndItsGradientsAreTwentyDecibelsAway) {
+  for (const char* recipe : {"bf16_o2", "fp8", "fp8_wgrad16", "fp8_block", "mxfp8"}) {
+    expect_decibels(recipe, random(), feed_forward_alone, 20);
+  }
+}
+
+TEST_P(Fp8LayerTest, ALayerAndItsGradientsAreTwentyDecibelsAway) {
+  for (const char* recipe : {"bf16_o2", "fp8", "fp8_wgrad16", "fp8_block", "mxfp8"}) {
+    expect_decibels(recipe, random(), whole, 20);
+  }
+}
+
+TEST_P(Fp8LayerTest, ATokenMayHaveGradientsTenThousandTimesTheOthers) {
+  auto given = random();
+  given.gradient = at::randn_like(given.gradient);
+  given.gradient[7] *= 1e4;
+  for (const char* recipe : {"fp8", "fp8_wgrad16", "fp8_block", "mxfp8"}) {
+    expect_decibels(recipe, given, product, 20);
+    expect_decibels(recipe, given, whole, 20);
+  }
+}
+
+TEST_P(Fp8LayerTest, AFeatureMayBeAThousandTimesTheOthers) {
+  auto given = random();
+  given.x.select(1, 5) *= 1e3;
+  for (const char* recipe : {"fp8", "fp8_wgrad16", "fp8_block", "mxfp8"}) {
+    expect_decibels(recipe, given, product, 20);
+    expect_decibels(recipe, given, whole, 20);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Devices, Fp8LayerTest, ::testing::ValuesIn(devices()), [](const auto& one) {
+      return c10::DeviceTypeName(one.param, true);
+    });
+
+}  // namespace
+}  // namespace sherd::testing
