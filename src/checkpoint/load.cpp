@@ -108,6 +108,9 @@ class Loader {
         tensor->shape == slice.shape, "[checkpoint] ", reader_.folder(), ": tensor '", slice.tensor,
         "' (", to_text(set), ") has the shape ", c10::IntArrayRef(tensor->shape),
         ", but the model's is ", c10::IntArrayRef(slice.shape));
+    TORCH_CHECK_VALUE(
+        tensor->dtype != c10::kFloat8_e4m3fn, "[checkpoint] ", reader_.folder(), ": tensor '",
+        slice.tensor, "' is there in fp8 alone, without its main weights (main-*.safetensors)");
     taken_.insert(slice.tensor);
   }
 

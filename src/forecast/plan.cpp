@@ -65,18 +65,32 @@ std::string count_text(int64_t parameters) {
   return out.str();
 }
 
+/// The recipe, and how much of the weights it has in fp8: experts, norms and others stay wider.
+std::string precision_text(const PrecisionSection& precision, const Program& program) {
+  const auto name = precision.recipe.value_or(precision.compute.value_or("fp32"));
+  int64_t all = 0;
+  int64_t encoded = 0;
+  for (const auto& unit : program.units()) {
+    for (const auto& group : unit.groups) {
+      all += group.elements;
+      if (group.encoding != WeightEncoding()) encoded += group.elements;
+    }
+  }
+  if (encoded == 0) return name;
+  return c10::str(name, " for ", 100 * encoded / all, " % of the weights, bf16 for the rest");
+}
+
 std::vector<std::pair<std::string, std::string>> facts_of(
-    const Configuration& configuration, int64_t ranks) {
+    const Configuration& configuration, int64_t ranks, const Program& program) {
   const auto& [model, data] = std::tie(configuration.model, configuration.data);
   const auto& [shard, train] = std::tie(configuration.shard, configuration.train);
-  const auto& precision = configuration.precision;
   std::vector<std::pair<std::string, std::string>> facts{
       {"model",
        c10::str(
            model.kind, ", dim ", model.dim, ", ", model.layers, " layers, vocab ", model.vocab)},
       {"ranks", c10::str(ranks)},
       {"strategy", strategy_of(configuration, ranks)},
-      {"precision", precision.recipe.value_or(precision.compute.value_or("fp32"))},
+      {"precision", precision_text(configuration.precision, program)},
       {"sequence", c10::str(data.seq)},
       {"batch", c10::str(data.batch, " x ", data.micro_batches, " micro-batches per rank")},
       {"recompute", train.recompute_layers > 0 && train.recompute != "none"
@@ -116,7 +130,7 @@ RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOp
   plan.title = c10::str(
       configuration.model.kind, ", ", count_text(rehearsal.parameters), ", ", ranks,
       ranks == 1 ? " rank" : " ranks");
-  plan.facts = facts_of(configuration, ranks);
+  plan.facts = facts_of(configuration, ranks, plan.program);
   plan.ledger = planned_ledger(rehearsal, target, ranks);
   plan.saved_activations = rehearsal.saved_activations;
   plan.traffic = traffic_of_step(plan.program, costs.costs.network);

@@ -35,7 +35,9 @@ struct LayerImpl : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) {
     if (only_product) return sherd::linear(x, out);
-    if (only_feed_forward) return sherd::feed_forward(x, gate_up, down);
+    if (only_feed_forward) {  // of two sequences, as models have them
+      return sherd::feed_forward(x.unflatten(0, {2, -1}), gate_up, down).flatten(0, 1);
+    }
     const auto [sum, packed] = norm_linear(x, {}, {norm1, 1e-5}, proj);
     const auto mixed = sherd::linear(packed, out);
     return std::get<1>(

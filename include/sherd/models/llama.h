@@ -56,8 +56,9 @@ SHERD_API std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options)
 /// Throws, naming the entry, if it is missing, wrong or not supported.
 SHERD_API LlamaOptions read_llama_options(const std::string& folder);
 /// Throws, naming the tensor, unless the folder has all weights of the model in the right shapes
-/// and no others (a tied lm_head.weight and rotary_emb.inv_freq are ignored). Opens all files but
-/// reads no weights; the model may be on the meta device.
+/// and no others (a tied lm_head.weight and rotary_emb.inv_freq are ignored). Weights may be in fp8
+/// with scales by blocks, as SaveOptions::export_fp8 and DeepSeek's folders have them; other
+/// quantizations throw. Opens all files but reads no weights; the model may be on the meta device.
 SHERD_API void check_llama(const LanguageModel& model, const std::string& folder);
 /// Loads the weights of such a folder into a sharded Llama: each rank reads its own elements.
 /// Checks the names of all tensors, and the shapes of those that a rank reads, before any rank

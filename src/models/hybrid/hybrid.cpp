@@ -79,6 +79,12 @@ class Hybrid final : public Decoder {
     return Decoder::initial_values(name, shape);
   }
 
+  std::vector<std::string> products() const override {
+    auto result = Decoder::products();
+    result.push_back("*.mixer.input.weight");  // of Mamba-2
+    return result;
+  }
+
  private:
   int64_t width_;
 };

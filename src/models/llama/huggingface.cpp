@@ -9,9 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "checkpoint/mapped_file.h"
-#include "checkpoint/safetensors.h"
-#include "files/parse_json.h"
+#include "models/huggingface/config_file.h"
+#include "models/huggingface/weights_folder.h"
 #include "models/llama/huggingface.h"
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/models/llama.h"
@@ -21,104 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-constexpr std::uintmax_t kLargest = 16 << 20;  // bytes of a JSON file
-constexpr int kDeepest = 32;                   // levels of JSON
 
-Json read_json(const fs::path& path) {
-  std::error_code code;
-  const auto size = fs::file_size(path, code);
-  TORCH_CHECK_VALUE(
-      !code, "[model.from] ", path.string(),
-      " can't be read: model.from is a folder with config.json ",
-      "and model.safetensors, as save_pretrained writes it");
-  TORCH_CHECK_VALUE(
-      size <= kLargest, "[model.from] ", path.string(), " has ", size,
-      " bytes, too many for such a file");
-  const MappedFile file(path.string());
-  auto parsed = parse_json<Json>(
-      {reinterpret_cast<const char*>(file.data()), file.size()}, {.levels = kDeepest});
-  using Problem = ParsedJson<Json>::Problem;
-  TORCH_CHECK_VALUE(
-      parsed.problem != Problem::too_deep, "[model.from] ", path.string(), " is nested more than ",
-      kDeepest, " levels deep, too deep for such a file");
-  TORCH_CHECK_VALUE(
-      parsed.problem != Problem::not_json, "[model.from] ", path.string(), " is not JSON (",
-      parsed.parser_message, ")");
-  TORCH_CHECK_VALUE(parsed.is_object(), "[model.from] ", path.string(), " is not a JSON object");
-  return std::move(parsed.value);
-}
-
-/// The values of a config.json, each of the type and in the range that it must have.
-class Config {
- public:
-  Config(Json json, std::string path) : json_(std::move(json)), path_(std::move(path)) {}
-
-  /// At most 2^bits.
-  int64_t count(const char* key, std::optional<int64_t> otherwise = {}, int bits = 24) const {
-    const auto* value = find(key, otherwise.has_value());
-    if (!value) return *otherwise;
-    const bool fine = value->is_number_integer() && value->get<int64_t>() > 0 &&
-                      value->get<int64_t>() <= int64_t{1} << bits;
-    TORCH_CHECK_VALUE(
-        fine, "[model.from] ", path_, ": ", key, " = ", shown(*value),
-        ": it must be a whole number above 0 and at most ", int64_t{1} << bits);
-    return value->get<int64_t>();
-  }
-  double real(const char* key, std::optional<double> otherwise = {}) const {
-    const auto* value = find(key, otherwise.has_value());
-    if (!value) return *otherwise;
-    TORCH_CHECK_VALUE(
-        value->is_number() && value->get<double>() > 0, "[model.from] ", path_, ": ", key, " = ",
-        shown(*value), ": it must be a number above 0");
-    return value->get<double>();
-  }
-  bool flag(const char* key, bool otherwise) const {
-    const auto* value = find(key, true);
-    if (!value) return otherwise;
-    TORCH_CHECK_VALUE(
-        value->is_boolean(), "[model.from] ", path_, ": ", key, " = ", shown(*value),
-        ": it must be true or false");
-    return value->get<bool>();
-  }
-  void require(const char* key, const Json& wanted) const {
-    const auto* value = find(key, true);
-    TORCH_CHECK_VALUE(
-        !value || *value == wanted, "[model.from] ", path_, ": ", key, " = ", shown(*value),
-        ": only ", wanted.dump(), " is supported");
-  }
-  std::optional<Config> inner(const char* key) const {
-    const auto* value = find(key, true);
-    if (!value) return std::nullopt;
-    TORCH_CHECK_VALUE(
-        value->is_object(), "[model.from] ", path_, ": ", key, " = ", shown(*value),
-        ": it must be an object");
-    return Config(*value, path_ + ": " + key);
-  }
-  std::string word(const char* key) const {
-    const auto* value = find(key, true);
-    return value && value->is_string() ? value->get<std::string>() : "";
-  }
-
- private:
-  const Json* find(const char* key, bool optional) const {
-    const auto found = json_.find(key);
-    if (found != json_.end() && !found->is_null()) return &*found;
-    TORCH_CHECK_VALUE(optional, "[model.from] ", path_, " has no ", key);
-    return nullptr;
-  }
-  /// Without what is inside of what is inside: it may be as deep as the file is long.
-  static std::string shown(const Json& value) {
-    const bool deep = std::any_of(value.begin(), value.end(), [&](const Json& one) {
-      return value.is_structured() && one.is_structured();
-    });
-    return deep ? (value.is_array() ? "[…]" : "{…}") : value.dump().substr(0, 60);
-  }
-
-  Json json_;
-  std::string path_;
-};
-
-std::optional<RopeScaling> scaling_of(const Config& config) {
+std::optional<RopeScaling> scaling_of(const ConfigFile& config) {
   // transformers 5 has all of it, the base too, in rope_parameters.
   auto scaling = config.inner("rope_parameters");
   if (!scaling) scaling = config.inner("rope_scaling");
@@ -157,81 +60,9 @@ std::string huggingface_name(const std::string& name) {
 
 namespace {
 
-/// The weights of a folder, whichever files they are in. A file is opened when something of it is
-/// asked for.
-class Weights {
- public:
-  explicit Weights(const fs::path& folder) : folder_(folder) {
-    const auto index = folder / "model.safetensors.index.json";
-    if (!fs::exists(index)) {
-      const auto name = "model.safetensors";
-      for (const auto& [tensor, about] : open(name).tensors()) files_[tensor] = name;
-      return;
-    }
-    const auto json = read_json(index);
-    const auto map = json.find("weight_map");
-    TORCH_CHECK_VALUE(
-        map != json.end() && map->is_object(), "[model.from] ", index.string(),
-        " has no weight_map");
-    TORCH_CHECK_VALUE(!map->empty(), "[model.from] ", index.string(), ": its weight_map is empty");
-    for (const auto& [name, file] : map->items()) {
-      TORCH_CHECK_VALUE(
-          file.is_string() &&
-              fs::path(file.get<std::string>()).filename() == file.get<std::string>(),
-          "[model.from] ", index.string(), ": the file of '", name, "' is ",
-          file.dump().substr(0, 60), ": it must be the name of a file in the same folder");
-      files_[name] = file.get<std::string>();
-    }
-  }
-
-  /// The file that has a tensor, whose shape there is that of the model.
-  const SafetensorsFile& checked(const std::string& name, at::IntArrayRef shape) {
-    const auto found = files_.find(name);
-    TORCH_CHECK_VALUE(
-        found != files_.end(), "[model.from] ", folder_.string(), " has no tensor '", name,
-        "', which the model of config.json needs");
-    const auto& file = open(found->second);
-    const auto about = file.tensors().find(name);
-    TORCH_CHECK_VALUE(
-        about != file.tensors().end(), "[model.from] ", file.path(), " has no tensor '", name,
-        "', although model.safetensors.index.json lists it there");
-    const at::IntArrayRef there(about->second.shape);
-    TORCH_CHECK_VALUE(
-        there == shape, "[model.from] ", file.path(), ": tensor '", name, "' has the shape ", there,
-        ", but by config.json it is ", shape);
-    return file;
-  }
-
-  /// The folder has every tensor of the model and no other, by what the index says.
-  void check_names(const std::map<std::string, std::vector<int64_t>>& shapes) const {
-    for (const auto& [name, shape] : shapes) {
-      TORCH_CHECK_VALUE(
-          files_.contains(name), "[model.from] ", folder_.string(), " has no tensor '", name,
-          "', which the model of config.json needs");
-    }
-    for (const auto& [name, file] : files_) {
-      // Tied, the head may be there once more; the angles are a function of config.json.
-      const bool spare = name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
-      TORCH_CHECK_VALUE(
-          spare || shapes.contains(name), "[model.from] ", (folder_ / file).string(),
-          " has a tensor '", name, "', which the model of config.json has no place for");
-    }
-  }
-
- private:
-  const SafetensorsFile& open(const std::string& name) {
-    const auto found = open_.find(name);
-    if (found != open_.end()) return found->second;
-    return open_.emplace(name, (folder_ / name).string()).first->second;
-  }
-  fs::path folder_;
-  std::map<std::string, std::string> files_;  // by tensor
-  std::map<std::string, SafetensorsFile> open_;
-};
-
 /// Of all tensors that a model is saved as.
-std::map<std::string, std::vector<int64_t>> tensor_shapes(const LanguageModel& model) {
-  std::map<std::string, std::vector<int64_t>> result;
+TensorShapes tensor_shapes(const LanguageModel& model) {
+  TensorShapes result;
   for (const auto& item : model.named_parameters()) {
     for (const auto& slice : model.slices_of(item.key(), item.value().sizes())) {
       result[slice.tensor] = slice.shape;
@@ -240,12 +71,8 @@ std::map<std::string, std::vector<int64_t>> tensor_shapes(const LanguageModel& m
   return result;
 }
 
-}  // namespace
-
-namespace {
-
 LlamaOptions options_of(const Json& json, const std::string& path) {
-  const Config config(json, path);
+  const ConfigFile config(json, path);
   config.require("architectures", Json::array({"LlamaForCausalLM"}));
   config.require("model_type", "llama");
   config.require("hidden_act", "silu");
@@ -284,24 +111,24 @@ LlamaOptions read_llama_options(const std::string& folder) {
 }
 
 void check_llama(const LanguageModel& model, const std::string& folder) {
-  Weights weights{fs::path(folder)};
+  WeightsFolder weights{fs::path(folder)};
   const auto shapes = tensor_shapes(model);
   weights.check_names(shapes);
-  for (const auto& [name, shape] : shapes) weights.checked(name, shape);
+  for (const auto& [name, shape] : shapes) weights.check(name, shape);
 }
 
 void load_llama(LanguageModel& model, const std::string& folder) {
-  std::optional<Weights> weights;  // opened where an error reaches all ranks
+  std::optional<WeightsFolder> weights;  // opened where an error reaches all ranks
   const auto shapes = tensor_shapes(model);
   const auto slices = [&](const std::string& name, at::IntArrayRef shape) {
     return model.slices_of(name, shape);
   };
   const auto check = [&](const std::string& name) {
     if (!weights) weights.emplace(fs::path(folder)).check_names(shapes);
-    weights->checked(name, shapes.at(name));
+    weights->check(name, shapes.at(name));
   };
   const auto read = [&](const std::string& name, int64_t begin, int64_t count) {
-    return weights->checked(name, shapes.at(name)).read(name, begin, count);
+    return weights->read(name, shapes.at(name), begin, count);
   };
   load_elements(model, slices, read, check);
 }

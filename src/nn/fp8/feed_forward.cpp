@@ -89,6 +89,7 @@ struct Fp8FeedForwardFunction : torch::autograd::Function<Fp8FeedForwardFunction
         {input.rows.sum, norm, gate_up_parameter, down_parameter,
          options.recompute_gate_up ? at::Tensor() : gate_up_TF, input.rows.scale,
          row_scales ? input.encoded.scales : at::Tensor(), activation_scales});
+    context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["epsilon"] = epsilon;
     context->saved_data["norm"] = norm_weight.has_value();
     context->saved_data["residual"] = residual.has_value();
@@ -139,16 +140,12 @@ struct Fp8FeedForwardFunction : torch::autograd::Function<Fp8FeedForwardFunction
     }
     const auto y_gradient =
         fp8_input_gradient(weights.gate_up, gate_up.encoded).to(rows.sum.scalar_type());
-    auto sizes = rows.sum.sizes().vec();
-    const auto shape = [&](const at::Tensor& x) {
-      return sum_gradient.defined() ? x.view(sum_gradient.sizes()) : x.view(sizes);
-    };
-    if (!has_norm)
-      return shape(sum_gradient.defined() ? rows_of(sum_gradient) + y_gradient : y_gradient);
-    return shape(norm_rows_gradient(
-        rows, saved[kNorm], y_gradient,
-        sum_gradient.defined() ? rows_of(sum_gradient) : sum_gradient, context->needs_input_grad(3),
-        result[3]));
+    const auto shape = context->saved_data["shape"].toIntVector();
+    const auto more_TD = sum_gradient.defined() ? rows_of(sum_gradient) : sum_gradient;
+    if (!has_norm) return (more_TD.defined() ? more_TD + y_gradient : y_gradient).view(shape);
+    return norm_rows_gradient(
+               rows, saved[kNorm], y_gradient, more_TD, context->needs_input_grad(3), result[3])
+        .view(shape);
   }
 
   /// Goes back through down and the SwiGLU.

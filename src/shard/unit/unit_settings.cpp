@@ -45,14 +45,13 @@ void check_fp8(const UnshardedParameter& parameter, Fp8 recipe, c10::ScalarType 
       sizes[0] > 0 && sizes[1] > 0 && sizes[0] % multiple == 0 && sizes[1] % multiple == 0,
       "[shard] the products of parameter '", parameter.name,
       "' are to be in fp8, but its shape is ", sizes, ": both dims must be multiples of ", multiple,
-      " with this recipe; keep it in the compute dtype (a ParameterRule; precision.keep in a "
-      "training file)");
+      " with this recipe; keep it in the compute dtype with a ParameterRule (in a training file: "
+      "precision.keep = [\"*",
+      parameter.name, "\"])");
   TORCH_CHECK_VALUE(
       compute == at::kFloat || compute == at::kBFloat16 || compute == at::kHalf,
       "[shard] the products of parameter '", parameter.name,
-      "' are to be in fp8, and its compute "
-      "dtype is ",
-      compute, ": use fp32, bf16 or fp16");
+      "' are to be in fp8, and its compute dtype is ", compute, ": use fp32, bf16 or fp16");
 }
 
 /// Rows that a cut may not divide.
