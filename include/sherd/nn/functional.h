@@ -199,4 +199,52 @@ SHERD_API at::Tensor rope_(const at::Tensor& packed, const Rope& rope);
 /// straight into one packed tensor, one kernel each, without joining slices first.
 SHERD_API std::array<at::Tensor, 3> rope_split_(const at::Tensor& packed, const Rope& rope);
 
+// ---- Mamba-2 ------------------------------------------------------------------------------------
+
+/// The sizes of a Mamba-2 mixer, with the inner width I = heads · head_dim and C = I + 2 · groups ·
+/// state channels in its convolution.
+struct MambaShape {
+  int64_t heads = 1;           ///< number of heads
+  int64_t head_dim = 64;       ///< width of a head
+  int64_t groups = 1;          ///< groups of heads that share write and read; divides `heads`
+  int64_t state = 64;          ///< size of the state for each dim of a head
+  int64_t width = 4;           ///< positions that the convolution covers, at most 8
+  int64_t norm_groups = 1;     ///< equal parts of the inner width, each normed on its own
+  int64_t chunk = 128;         ///< positions computed as one matrix; does not change the result
+  double norm_epsilon = 1e-5;  ///< added to the mean square
+
+  int64_t inner() const { return heads * head_dim; }
+  int64_t channels() const { return inner() + 2 * groups * state; }
+};
+
+/// The parameters of a Mamba-2 mixer, but for the projection before it.
+struct MambaParameters {
+  at::Tensor filter;       ///< C · width elements: [C, width]
+  at::Tensor filter_bias;  ///< [C]
+  at::Tensor step_bias;    ///< [heads]
+  at::Tensor decay_log;    ///< [heads]
+  at::Tensor through;      ///< [heads]
+  at::Tensor norm_weight;  ///< [I]
+  at::Tensor output;       ///< [D, I]
+};
+
+/// Returns a Mamba-2 (selective state space) mixer, [B, S, D], from the packed result of the
+/// projection before it: [B, S, gate (I), channels (C), steps (heads)]. The channels go through a
+/// causal convolution and a SiLU and then hold x (I), write and read (groups · state each). For
+/// each head, from state = 0 on,
+///   t = softplus(step + step_bias),  state = exp(−t · exp(decay_log)) · state + t · x ⊗ write,
+///   y = state · read + through · x,
+/// and the result is rms_norm(y · silu(gate)) · outputᵀ. Math in fp32 (fp64 for fp64 input), stored
+/// in the dtype of `packed`. The parameters' gradients are written as by linear(), summed in the
+/// same order every time. Second derivatives throw, and so do shapes and dtypes that don't fit.
+///
+/// For the backward it keeps `packed`, what the convolution returns (unless `recompute_conv`: with
+/// bf16, 2·C bytes a token), y (2·I bytes a token), and one fp32 state per chunk: nothing of the
+/// size chunk × chunk. The norm is recomputed.
+SHERD_API at::Tensor mamba_mixer(
+    const at::Tensor& packed,
+    const MambaParameters& parameters,
+    const MambaShape& shape,
+    bool recompute_conv = false);
+
 }  // namespace sherd

@@ -21,11 +21,16 @@ struct HybridLayer final : Layer {
     mixer = register_module("mixer", made);
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
-    auto mixed = mixer(norm(x_BSD));
     if constexpr (std::is_same_v<Mixer, Experts>) {
+      auto mixed = mixer(norm(x_BSD));
       return {x_BSD + mixed[0], mixed[1]};
+    } else if constexpr (std::is_same_v<Mixer, Attention>) {
+      const auto [sum_BSD, mixed_BSD] = mixer->normed(x_BSD, norm);
+      return {sum_BSD + mixed_BSD};
+    } else if constexpr (std::is_same_v<Mixer, FeedForward>) {
+      return {mixer->forward_residual(x_BSD, {}, norm)};
     } else {
-      return {x_BSD + mixed};
+      return {mixer(x_BSD, norm)};
     }
   }
   double flops_per_token(int64_t seq) const override {
@@ -46,9 +51,12 @@ std::shared_ptr<Layer> make_layer(char letter, int64_t number, const HybridOptio
   };
   const bool recomputes = base.recomputes(Recompute::selective, number);
   switch (letter) {
-    case 'M': return layer(Mamba(base.dim, base.norm_eps, options.mamba));
+    case 'M': return layer(Mamba(base.dim, base.norm_eps, options.mamba, recomputes));
     case '*': return layer(Attention(attention_of(base)));
-    case '-': return layer(FeedForward(base.dim, base.ffn, recomputes));
+    case '-': {
+      const bool ends_recompute = base.recomputes(Recompute::full, number);
+      return layer(FeedForward(base.dim, base.ffn, recomputes, ends_recompute));
+    }
     case 'E': return layer(Experts(base.dim, options.experts, recomputes));
     default:
       TORCH_CHECK_VALUE(
