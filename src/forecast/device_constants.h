@@ -18,7 +18,4 @@ inline constexpr int64_t kCommunicatorBytes = 250 * kMiB;  ///< each NCCL commun
 inline constexpr int64_t kCommunicators = 2;
 inline constexpr int64_t kCommunicatorsOfAxis = 3;
 
-/// Share of a layer's products that selective recomputation repeats: gate and up.
-inline constexpr double kSelectiveShare = 0.45;
-
 }  // namespace sherd

@@ -41,11 +41,11 @@ Costs estimated_costs(
     return unit.layer && (train.recompute_layers == 0 || *unit.layer < train.recompute_layers);
   };
   for (const auto& unit : rehearsal.operations) {
-    const double forward = unit.forward * tokens / (device.tflops * 1e12);
     double again = 0;
-    if (recomputes(unit) && train.recompute == "full") again = forward;
-    if (recomputes(unit) && train.recompute == "selective") again = forward * kSelectiveShare;
-    costs.units.push_back({forward, 2 * forward + again});
+    if (recomputes(unit) && train.recompute == "full") again = unit.forward;
+    if (recomputes(unit) && train.recompute == "selective") again = unit.selective;
+    const double seconds = tokens / (device.tflops * 1e12);  // of one operation per token
+    costs.units.push_back({unit.forward * seconds, (2 * unit.forward + again) * seconds});
   }
   costs.memory_bandwidth = device.memory_bandwidth;
   if (device.memory_bandwidth > 0) {

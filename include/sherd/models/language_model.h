@@ -18,7 +18,8 @@ namespace sherd {
 enum class Recompute : uint8_t {
   none,       ///< nothing; the head keeps the gradients of the logits (2·V bytes a token in bf16)
   full,       ///< whole layers, and the logits of the head
-  selective,  ///< the inside of the feed-forward, which is large and cheap; the head is as in none
+  selective,  ///< what is large and cheap: gate and up of feed-forwards, the activation of experts,
+              ///< the convolution of Mamba-2; the head is as in none
 };
 
 /// The input of a model: B sequences of S tokens.
@@ -33,8 +34,9 @@ struct Batch {
 
 /// The floating-point operations of one of a model's units.
 struct UnitOperations {
-  std::string unit;    ///< name of the module, as in named_modules(); empty: the model itself
-  double forward = 0;  ///< operations of its forward for one token of a sequence
+  std::string unit;      ///< name of the module, as in named_modules(); empty: the model itself
+  double forward = 0;    ///< operations of its forward for one token of a sequence
+  double selective = 0;  ///< those of them that Recompute::selective repeats in the backward
   /// Index of the unit's layer, if its activations may be recomputed. They are if
   /// LlamaOptions::recompute is not none and recompute_layers is 0 or above this index.
   std::optional<int64_t> layer{};

@@ -152,8 +152,10 @@ std::optional<InitialValues> Decoder::initial_values(
 std::vector<UnitOperations> Decoder::operations(int64_t seq) const {
   std::vector<UnitOperations> result;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const auto number = static_cast<int64_t>(i);
-    result.push_back({layer_name(i), layers_[i]->flops_per_token(seq), number});
+    const auto& layer = *layers_[i];
+    result.push_back(
+        {layer_name(i), layer.flops_per_token(seq), layer.selective_flops_per_token(),
+         static_cast<int64_t>(i)});
   }
   // An embedding looks up and multiplies nothing; a tied one belongs to the model itself.
   result.push_back(

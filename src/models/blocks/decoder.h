@@ -22,6 +22,8 @@ struct Layer : torch::nn::Module {
   virtual std::vector<at::Tensor> forward(const at::Tensor& x_BSD) = 0;
   /// Returns the operations of one token's forward.
   virtual double flops_per_token(int64_t seq) const = 0;
+  /// Returns those of them that Recompute::selective repeats in the backward.
+  virtual double selective_flops_per_token() const = 0;
 };
 
 struct TokenEmbeddingImpl : torch::nn::Module {

@@ -47,4 +47,8 @@ double FeedForwardImpl::flops_per_token() const {
   return 3 * product_flops(dim_, ffn_);
 }
 
+double FeedForwardImpl::recomputed_flops_per_token() const {
+  return product_flops(dim_, 2 * ffn_);
+}
+
 }  // namespace sherd

@@ -23,6 +23,8 @@ struct FeedForwardImpl : torch::nn::Module {
       const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm);
   /// Returns the operations of one token's forward.
   double flops_per_token() const;
+  /// Returns those of them that are repeated if it recomputes.
+  double recomputed_flops_per_token() const;
 
   Linear gate_up{nullptr};  ///< rows of the gate, then of what it opens
   Linear down{nullptr};

@@ -40,6 +40,13 @@ struct HybridLayer final : Layer {
       return mixer->flops_per_token();
     }
   }
+  double selective_flops_per_token() const override {
+    if constexpr (std::is_same_v<Mixer, Attention>) {
+      return 0;
+    } else {
+      return mixer->recomputed_flops_per_token();
+    }
+  }
   RmsNorm norm{nullptr};
   Mixer mixer{nullptr};
 };

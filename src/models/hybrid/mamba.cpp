@@ -63,4 +63,8 @@ double MambaImpl::flops_per_token(int64_t seq) const {
          static_cast<double>(shape_.heads) * (within + across);
 }
 
+double MambaImpl::recomputed_flops_per_token() const {
+  return product_flops(shape_.channels(), shape_.width);
+}
+
 }  // namespace sherd

@@ -17,6 +17,8 @@ struct MambaImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x_BSD, const RmsNorm& before);
   /// Returns the operations of one token's forward.
   double flops_per_token(int64_t seq) const;
+  /// Returns those of them that are repeated if it recomputes.
+  double recomputed_flops_per_token() const;
 
   Linear input{nullptr}, output{nullptr};    ///< rows of the gate, the channels, the steps
   at::Tensor filter, filter_bias;            ///< [channels · width], [channels]

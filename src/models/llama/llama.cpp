@@ -29,6 +29,9 @@ struct LlamaLayer final : Layer {
   double flops_per_token(int64_t seq) const override {
     return attention->flops_per_token(seq) + feed_forward->flops_per_token();
   }
+  double selective_flops_per_token() const override {
+    return feed_forward->recomputed_flops_per_token();
+  }
   RmsNorm attention_norm{nullptr}, feed_forward_norm{nullptr};
   Attention attention{nullptr};
   FeedForward feed_forward{nullptr};

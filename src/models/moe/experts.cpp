@@ -89,4 +89,8 @@ double ExpertsImpl::flops_per_token() const {
   return chosen + product_flops(dim_, options_.count) + (shared ? shared->flops_per_token() : 0);
 }
 
+double ExpertsImpl::recomputed_flops_per_token() const {
+  return shared ? shared->recomputed_flops_per_token() : 0;
+}
+
 }  // namespace sherd

@@ -25,6 +25,8 @@ struct ExpertsImpl : torch::nn::Module {
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD);
   /// Returns the operations of one token's forward.
   double flops_per_token() const;
+  /// Returns those of them that are repeated if it recomputes.
+  double recomputed_flops_per_token() const;
 
   at::Tensor router, gate, up, down;  // [E, D], twice [E, F, D], [E, D, F]
   FeedForward shared{nullptr};

@@ -26,6 +26,9 @@ struct MoeLayer final : Layer {
   double flops_per_token(int64_t seq) const override {
     return attention->flops_per_token(seq) + experts->flops_per_token();
   }
+  double selective_flops_per_token() const override {
+    return experts->recomputed_flops_per_token();
+  }
   RmsNorm attention_norm{nullptr}, experts_norm{nullptr};
   Attention attention{nullptr};
   Experts experts{nullptr};

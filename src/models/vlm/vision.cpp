@@ -34,6 +34,7 @@ struct VisionLayer final : torch::nn::Module {
   double flops_per_patch(int64_t patches) const {
     return attention->flops_per_token(patches) + feed_forward->flops_per_token();
   }
+  double selective_flops_per_patch() const { return feed_forward->recomputed_flops_per_token(); }
   RmsNorm attention_norm{nullptr}, feed_forward_norm{nullptr};
   Attention attention{nullptr};
   FeedForward feed_forward{nullptr};
@@ -91,7 +92,10 @@ std::vector<UnitOperations> VisionTowerImpl::operations() const {
   std::vector<UnitOperations> result{{"patches", product_flops(pixels, options_.dim)}};
   for (size_t i = 0; i < layers_.size(); ++i) {
     // If any layers of the language model are recomputed, all of the tower are.
-    result.push_back({layer_name(i), layers_[i]->flops_per_patch(options_.patches()), 0});
+    const auto& layer = *layers_[i];
+    result.push_back(
+        {layer_name(i), layer.flops_per_patch(options_.patches()),
+         layer.selective_flops_per_patch(), 0});
   }
   result.push_back({"bridge", product_flops(options_.dim, width_)});
   return result;

@@ -26,7 +26,8 @@ class Vlm final : public Decoder {
     auto result = Decoder::operations(seq);
     const auto seen = static_cast<double>(seq / patches_ * patches_) / static_cast<double>(seq);
     for (const auto& unit : vision_->operations()) {
-      result.push_back({"vision." + unit.unit, seen * unit.forward, unit.layer});
+      result.push_back(
+          {"vision." + unit.unit, seen * unit.forward, seen * unit.selective, unit.layer});
     }
     return result;
   }
