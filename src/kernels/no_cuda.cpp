@@ -10,6 +10,7 @@
 #include "kernels/measure.h"
 #include "kernels/nn/cross_entropy.h"
 #include "kernels/nn/embedding.h"
+#include "kernels/nn/mamba_on_cuda.h"
 #include "kernels/nn/rms_norm.h"
 #include "kernels/nn/rope.h"
 #include "kernels/nn/swiglu.h"
@@ -47,6 +48,33 @@ void measure_on_cuda(const Measurement&, double*, Watched*, const Look&) {
   refuse();
 }
 void repeat_on_cuda(void*, const void*, int64_t, int64_t, c10::Device) {
+  refuse();
+}
+void causal_conv_forward_on_cuda(const CausalConv&, const at::Tensor&) {
+  refuse();
+}
+void causal_conv_backward_on_cuda(
+    const CausalConv&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  refuse();
+}
+void gated_norm_forward_on_cuda(const GatedNorm&, const at::Tensor&) {
+  refuse();
+}
+void gated_norm_backward_on_cuda(
+    const GatedNorm&, const at::Tensor&, const GatedNormGradients&, const at::Tensor&) {
+  refuse();
+}
+void state_space_forward_on_cuda(
+    const StateSpace&, const StateSpaceTimes&, const at::Tensor&, const at::Tensor&) {
+  refuse();
+}
+void state_space_backward_on_cuda(
+    const StateSpace&,
+    const StateSpaceTimes&,
+    const at::Tensor&,
+    const at::Tensor&,
+    const StateSpaceScratch&,
+    const StateSpaceGradients&) {
   refuse();
 }
 void rms_norm_forward_on_cuda(const RmsNormForward&) {

@@ -8,6 +8,7 @@
 namespace sherd {
 
 constexpr int kWarp = 32;  // threads
+constexpr unsigned kAllLanes = 0xffffffffu;
 
 /// Elements that a thread reads or writes together, at most 16 bytes at a time.
 template <class T, int kCount>

@@ -187,8 +187,7 @@ struct MambaFunction : torch::autograd::Function<MambaFunction> {
     auto conv_BSC = mixer.convolved();
     const auto space = mixer.space(conv_BSC);
     const auto states = at::empty(
-        {sequences, space.chunks(), shape.heads, shape.head_dim, shape.state},
-        mixer.wide(kStepBias).options());
+        {sequences, space.chunks(), shape.heads, shape.head_dim, shape.state}, packed.options());
     state_space_forward(space, y_BSHP, states);
     if (recompute_conv) conv_BSC.reset();
     const auto normed_TI = at::empty({sequences * positions, shape.inner()}, packed.options());

@@ -15,18 +15,26 @@ struct MixerCase {
   int64_t groups;
   int64_t width;
   int64_t norm_groups;
+  int64_t head_dim = 6;
+  int64_t state = 5;
 };
 const std::vector<MixerCase> kMixerCases{
     {1, 4, 4, 1, 4, 1}, {4, 4, 4, 2, 3, 2},   {7, 4, 3, 3, 4, 1},  {23, 4, 4, 4, 8, 4},
     {9, 1, 2, 1, 1, 1}, {12, 64, 6, 2, 2, 3}, {65, 32, 4, 2, 4, 2}};
-constexpr int64_t kSequences = 2, kMixerHeadDim = 6, kMixerState = 5, kMixerDim = 7;
+/// In bf16 there are kernels for these on CUDA.
+const std::vector<MixerCase> kKernelCases{
+    {5, 128, 8, 1, 4, 1, 64, 64},
+    {128, 128, 8, 8, 4, 2, 64, 64},
+    {140, 128, 8, 2, 4, 8, 64, 128},
+    {257, 128, 8, 1, 4, 1, 64, 64}};
+constexpr int64_t kSequences = 2, kMixerDim = 7;
 
 MambaShape mixer_shape(const MixerCase& one) {
   MambaShape shape;
   shape.heads = one.heads;
-  shape.head_dim = kMixerHeadDim;
+  shape.head_dim = one.head_dim;
   shape.groups = one.groups;
-  shape.state = kMixerState;
+  shape.state = one.state;
   shape.width = one.width;
   shape.norm_groups = one.norm_groups;
   shape.chunk = one.chunk;
@@ -114,6 +122,7 @@ at::Tensor plain_mixer(const MixerInputs& in, const MambaShape& shape, at::Scala
 
 class MambaMixerTest : public OnDevice {
  protected:
+  void expect_recurrence(const MixerCase& one, at::ScalarType dtype, bool recomputes);
   MixerInputs inputs(const MixerCase& one, at::ScalarType dtype) const {
     const auto shape = mixer_shape(one);
     const int64_t inner = shape.inner(), channels = shape.channels();
@@ -125,54 +134,61 @@ class MambaMixerTest : public OnDevice {
   }
 };
 
+void MambaMixerTest::expect_recurrence(
+    const MixerCase& one, at::ScalarType dtype, bool recomputes) {
+  SCOPED_TRACE(c10::str(
+      one.positions, " positions, chunks of ", one.chunk, ", ", one.groups, " groups, ",
+      recomputes));
+  const auto shape = mixer_shape(one);
+  const auto in = inputs(one, dtype);
+  const auto in64 = wide_inputs(in);
+  const auto y = mamba_mixer(in.packed, in.parameters, shape, recomputes);
+  const auto y64 = plain_mixer(in64, shape, dtype);
+  EXPECT_EQ(y.scalar_type(), dtype);
+  expect_close(y, y64, 3, "y");
+  const auto seed = random(y.sizes(), dtype);
+  y.backward(seed);
+  y64.backward(wide(seed));
+  const auto wanted = in64.all();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const auto [name, found] = in.all()[i];
+    if (one.positions == 1 && std::string(name) == "decay_log") {
+      // Nothing is there yet that could decay: what is left is the rounding of two equal sums.
+      EXPECT_EQ(wanted[i].second.grad().abs().max().item<double>(), 0);
+      EXPECT_LE(found.grad().abs().max().item<double>(), 1e-5);
+      continue;
+    }
+    expect_close(found.grad(), wanted[i].second.grad(), 6, name);
+  }
+}
+
 TEST_P(MambaMixerTest, ChunksGiveWhatTheRecurrenceGivesAndItsGradients) {
   for (const auto dtype : kDtypes) {
     for (const auto& one : kMixerCases) {
-      for (const bool recomputes : {false, true}) {
-        SCOPED_TRACE(c10::str(
-            one.positions, " positions, chunks of ", one.chunk, ", ", one.groups, " groups, ",
-            recomputes));
-        const auto shape = mixer_shape(one);
-        const auto in = inputs(one, dtype);
-        const auto in64 = wide_inputs(in);
-        const auto y = mamba_mixer(in.packed, in.parameters, shape, recomputes);
-        const auto y64 = plain_mixer(in64, shape, dtype);
-        EXPECT_EQ(y.scalar_type(), dtype);
-        expect_close(y, y64, 3, "y");
-        const auto seed = random(y.sizes(), dtype);
-        y.backward(seed);
-        y64.backward(wide(seed));
-        const auto wanted = in64.all();
-        for (size_t i = 0; i < wanted.size(); ++i) {
-          const auto [name, found] = in.all()[i];
-          if (one.positions == 1 && std::string(name) == "decay_log") {
-            // Nothing is there yet that could decay: what is left is the rounding of two equal
-            // sums.
-            EXPECT_EQ(wanted[i].second.grad().abs().max().item<double>(), 0);
-            EXPECT_LE(found.grad().abs().max().item<double>(), 1e-5);
-            continue;
-          }
-          expect_close(found.grad(), wanted[i].second.grad(), 6, name);
-        }
-      }
+      for (const bool recomputes : {false, true}) expect_recurrence(one, dtype, recomputes);
     }
   }
 }
 
+TEST_P(MambaMixerTest, KernelsGiveWhatTheRecurrenceGivesAndItsGradients) {
+  for (const auto& one : kKernelCases) expect_recurrence(one, at::kBFloat16, false);
+}
+
 TEST_P(MambaMixerTest, ASecondBackwardAndARecomputeHaveTheSameBits) {
-  const MixerCase one{300, 64, 8, 2, 4, 2};
-  const auto in = inputs(one, at::kBFloat16);
-  const auto seed = random({kSequences, one.positions, kMixerDim}, at::kBFloat16);
-  std::vector<at::Tensor> first;
-  for (const bool recomputes : {false, true}) {
-    const auto y = mamba_mixer(in.packed, in.parameters, mixer_shape(one), recomputes);
-    for (const bool last : {false, true}) {
-      for (const auto& [name, tensor] : in.all()) tensor.mutable_grad().reset();
-      y.backward(seed, /*retain_graph=*/!last);
-      for (size_t i = 0; i < in.all().size(); ++i) {
-        const auto [name, tensor] = in.all()[i];
-        if (first.size() == i) first.push_back(tensor.grad());
-        EXPECT_TRUE(at::equal(tensor.grad(), first[i])) << name << recomputes << last;
+  for (const auto& one : {MixerCase{300, 64, 8, 2, 4, 2}, kKernelCases[3]}) {
+    const auto in = inputs(one, at::kBFloat16);
+    const auto seed = random({kSequences, one.positions, kMixerDim}, at::kBFloat16);
+    std::vector<at::Tensor> first;
+    for (const bool recomputes : {false, true}) {
+      const auto y = mamba_mixer(in.packed, in.parameters, mixer_shape(one), recomputes);
+      for (const bool last : {false, true}) {
+        for (const auto& [name, tensor] : in.all()) tensor.mutable_grad().reset();
+        y.backward(seed, /*retain_graph=*/!last);
+        for (size_t i = 0; i < in.all().size(); ++i) {
+          const auto [name, tensor] = in.all()[i];
+          if (first.size() == i) first.push_back(tensor.grad());
+          EXPECT_TRUE(at::equal(tensor.grad(), first[i])) << name << recomputes << last;
+        }
       }
     }
   }

@@ -239,8 +239,8 @@ struct MambaParameters {
 /// same order every time. Second derivatives throw, and so do shapes and dtypes that don't fit.
 ///
 /// For the backward it keeps `packed`, what the convolution returns (unless `recompute_conv`: with
-/// bf16, 2·C bytes a token), y (2·I bytes a token), and one fp32 state per chunk: nothing of the
-/// size chunk × chunk. The norm is recomputed.
+/// bf16, 2·C bytes a token), y (2·I bytes a token), and the state before each chunk (2·I·state
+/// bytes a chunk): nothing of the size chunk × chunk. The norm is recomputed.
 SHERD_API at::Tensor mamba_mixer(
     const at::Tensor& packed,
     const MambaParameters& parameters,

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes: S positions, C channels. Torch's operations do the math, a sequence at a time.
+// Shapes: S positions, C channels. Where there are no kernels, torch's operations do the
+// math, a sequence at a time.
 #include "kernels/nn/causal_conv.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
+#include "kernels/nn/in_vectors.h"
+#include "kernels/nn/mamba_device.h"
+#include "kernels/nn/mamba_on_cuda.h"
 #include "kernels/widened.h"
 
 namespace sherd {
@@ -32,9 +37,18 @@ at::Tensor sums_of(const CausalConv& conv, const at::Tensor& x_SC) {
   return sums_SC;
 }
 
+/// Whether the kernels of mamba_device.h can do it.
+bool has_kernels(const CausalConv& conv) {
+  return in_vectors(conv.x) && conv.filter.size(1) == kDeviceConvWidth;
+}
+
 }  // namespace
 
 void causal_conv_forward(const CausalConv& conv, const at::Tensor& y) {
+  if (has_kernels(conv)) {
+    if (!y.is_meta()) causal_conv_forward_on_cuda(conv, y);
+    return;
+  }
   for (int64_t sequence = 0; sequence < y.size(0); ++sequence) {
     const auto sums_SC = sums_of(conv, widened(conv.x.select(0, sequence)));
     y.select(0, sequence).copy_(at::sigmoid(sums_SC).mul_(sums_SC));
@@ -43,6 +57,16 @@ void causal_conv_forward(const CausalConv& conv, const at::Tensor& y) {
 
 void causal_conv_backward(
     const CausalConv& conv, const at::Tensor& y_gradient, const CausalConvGradients& result) {
+  if (has_kernels(conv) && in_vectors(result.x)) {
+    const int64_t runs = (conv.x.size(1) + kConvRun - 1) / kConvRun;
+    const auto sums = at::empty(
+        {conv.x.size(0) * runs, kDeviceConvWidth + 1, conv.x.size(2)}, conv.filter.options());
+    if (!sums.is_meta()) causal_conv_backward_on_cuda(conv, y_gradient, result.x, sums);
+    const auto sum = sums.sum(0);
+    result.filter.copy_(sum.narrow(0, 0, kDeviceConvWidth).t());
+    result.bias.copy_(sum[kDeviceConvWidth]);
+    return;
+  }
   result.filter.zero_();
   result.bias.zero_();
   const int64_t width = conv.filter.size(1);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes: T rows, G groups of a row, K elements of a group, D = G · K. Torch's operations do the
-// math, some rows at a time.
+// Shapes: T rows, G groups of a row, K elements of a group, D = G · K. Where there are no
+// kernels, torch's operations do the math, some rows at a time.
 #include "kernels/nn/gated_norm.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sigmoid.h>
 
+#include "kernels/nn/in_vectors.h"
+#include "kernels/nn/mamba_device.h"
+#include "kernels/nn/mamba_on_cuda.h"
 #include "kernels/nn/pieces.h"
 #include "kernels/widened.h"
 
@@ -37,9 +41,19 @@ void each_rows(const GatedNorm& norm, Visit visit) {
   for (int64_t first = 0; first < rows; first += most) visit(first, std::min(most, rows - first));
 }
 
+/// Whether the kernels of mamba_device.h can do it.
+bool has_kernels(const GatedNorm& norm) {
+  const int64_t width = norm.x.size(1) / norm.groups;
+  return in_vectors(norm.x) && in_vectors(norm.gate) && width % 8 == 0 && width <= kMostGatedNorm;
+}
+
 }  // namespace
 
 void gated_norm_forward(const GatedNorm& norm, const at::Tensor& y) {
+  if (has_kernels(norm)) {
+    if (!y.is_meta()) gated_norm_forward_on_cuda(norm, y);
+    return;
+  }
   each_rows(norm, [&](int64_t first, int64_t count) {
     const GatedRows rows(norm, first, count);
     y.narrow(0, first, count).copy_(rows.unit_TGK.flatten(1) * norm.weight);
@@ -48,6 +62,15 @@ void gated_norm_forward(const GatedNorm& norm, const at::Tensor& y) {
 
 void gated_norm_backward(
     const GatedNorm& norm, const at::Tensor& y_gradient, const GatedNormGradients& result) {
+  if (has_kernels(norm) && in_vectors(result.gate)) {
+    const int64_t dim = norm.x.size(1);
+    const auto sums = at::empty(
+        {gated_norm_parts(static_cast<int>(dim), static_cast<int>(norm.groups)), dim},
+        norm.weight.options());
+    if (!sums.is_meta()) gated_norm_backward_on_cuda(norm, y_gradient, result, sums);
+    result.weight.copy_(sums.sum(0));
+    return;
+  }
   result.weight.zero_();
   each_rows(norm, [&](int64_t first, int64_t count) {
     const GatedRows rows(norm, first, count);

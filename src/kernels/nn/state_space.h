@@ -36,8 +36,11 @@ struct StateSpaceGradients {
 /// y of this recurrence, for each sequence and head, from state [P, N] = 0 on:
 ///   t = softplus(step + step_bias),  state = exp(−t · exp(decay_log)) · state + t · x ⊗ write,
 ///   y = state · read + through · x.
-/// Writes y [B, S, H, P], dense in the dtype of x, and the states before each chunk
-/// [B, chunks, H, P, N], in fp32 (fp64 with fp64). Math in that dtype, on the current stream.
+/// Writes y [B, S, H, P] and the states before each chunk [B, chunks, H, P, N], both dense and in
+/// the dtype of x. Math and the recurrence of states are in fp32 (fp64 with fp64), on the current
+/// stream. With bf16 on CUDA, products have operands in bf16 and sums in fp32; kernels do it if
+/// heads have 64 dims, states 64 or 128 numbers for each, and chunks 128 positions, else torch's
+/// operations.
 void state_space_forward(const StateSpace& space, const at::Tensor& y, const at::Tensor& states);
 /// From the gradient of y. Sums are taken in the same order every time.
 void state_space_backward(

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cast_types.h"
+#include "kernels/sigmoid.cuh"
 #include "kernels/vectors.cuh"
 
 namespace sherd {
@@ -16,14 +17,6 @@ namespace {
 
 constexpr int kSwigluThreads = 256;
 constexpr int kSwigluBatch = 2;  // rows of a thread whose loads are under way at a time
-
-/// A few units in the last place of fp32, at a fraction of the instructions.
-__device__ float sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-__device__ double sigmoid(double x) {
-  return 1.0 / (1.0 + exp(-x));
-}
 
 /// body(k, row) for the rows that a thread works on together.
 template <class Body>
