@@ -223,7 +223,7 @@ void CheckpointReader::verify(File& file, size_t number) {
   if (file.verified[number]) return;
   const auto& block = file.blocks[number];
   const auto* bytes = open(file).data() + block.begin;
-  file_counts().bytes_read += block.end - block.begin;
+  file_counts().bytes_read += int64_t{sizeof(BlockRecord)} + block.end - block.begin;
   if (crc32c(bytes, static_cast<size_t>(block.end - block.begin)) == block.crc) {
     file.verified[number] = true;
     return;
@@ -248,7 +248,6 @@ void CheckpointReader::verify(File& file, int64_t begin, int64_t end) {
     TORCH_CHECK_VALUE(
         fine, "[checkpoint] ", folder_, ": the checksum of bytes from ", begin, " on of ",
         file.path, " is missing or damaged");
-    file_counts().bytes_read += int64_t{sizeof(BlockRecord)};
     verify(file, number);
     begin = file.blocks[number].end;
   }

@@ -13,7 +13,9 @@
 #include "kernels/nn/mamba_on_cuda.h"
 #include "kernels/nn/rms_norm.h"
 #include "kernels/nn/rope.h"
+#include "kernels/nn/sum_rows.h"
 #include "kernels/nn/swiglu.h"
+#include "kernels/nn/weighted_swiglu.h"
 #include "kernels/occupy.h"
 #include "kernels/repeat.h"
 
@@ -91,6 +93,15 @@ void swiglu_forward_on_cuda(const at::Tensor&, const at::Tensor&) {
 }
 void swiglu_backward_on_cuda(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  refuse();
+}
+void weighted_swiglu_forward_on_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  refuse();
+}
+void weighted_swiglu_backward_on_cuda(const WeightedSwigluBackward&) {
+  refuse();
+}
+void sum_rows_on_cuda(const RowSums&) {
   refuse();
 }
 void cross_entropy_forward_on_cuda(

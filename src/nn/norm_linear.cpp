@@ -152,26 +152,6 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
   }
 };
 
-/// Both in the wider dtype: under autocast one may be narrower; the sum is not.
-std::pair<at::Tensor, std::optional<at::Tensor>> same_dtype(
-    const char* operation,
-    const at::Tensor& x,
-    const at::Tensor& residual,
-    const NormOptions& norm) {
-  TORCH_CHECK_VALUE(
-      x.dim() >= 1 && norm.weight.dim() == 1 && norm.weight.numel() > 0 &&
-          x.size(-1) == norm.weight.numel() && is_float16_or_wider(x.scalar_type()),
-      "[nn] ", operation, " of ", x.sizes(), " ", x.scalar_type(), " with a norm of ",
-      norm.weight.sizes(),
-      ": the norm has one element for each of the last dim, in floating point of 16 bits or more");
-  if (!residual.defined()) return {x, std::nullopt};
-  TORCH_CHECK_VALUE(
-      x.sizes() == residual.sizes(), "[nn] ", operation, " of ", x.sizes(), " and ",
-      residual.sizes(), ": use tensors of one shape");
-  const auto dtype = c10::promoteTypes(x.scalar_type(), residual.scalar_type());
-  return {x.to(dtype), residual.to(dtype)};
-}
-
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> norm_linear(
@@ -179,7 +159,7 @@ std::tuple<at::Tensor, at::Tensor> norm_linear(
     const at::Tensor& residual,
     const NormOptions& norm,
     const at::Tensor& weight) {
-  const auto [mine, other] = same_dtype("norm_linear", x, residual, norm);
+  const auto [mine, other] = norm_inputs("norm_linear", x, residual, norm);
   TORCH_CHECK_VALUE(
       weight.dim() == 2 && weight.size(1) == x.size(-1), "[nn] norm_linear of ", x.sizes(),
       " with a weight of ", weight.sizes(), ": they are [.., D] and [F, D]");
@@ -197,7 +177,7 @@ std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
     const at::Tensor& gate_up_weight,
     const at::Tensor& down_weight,
     const FeedForwardOptions& options) {
-  const auto [mine, other] = same_dtype("norm_feed_forward", x, residual, norm);
+  const auto [mine, other] = norm_inputs("norm_feed_forward", x, residual, norm);
   TORCH_CHECK_VALUE(
       gate_up_weight.dim() == 2 && down_weight.dim() == 2 && gate_up_weight.size(1) == x.size(-1) &&
           down_weight.size(0) == x.size(-1) && gate_up_weight.size(0) == 2 * down_weight.size(1) &&

@@ -3,11 +3,32 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
 
+#include "kernels/cast_copy.h"
 #include "kernels/nn/rms_norm.h"
 #include "nn/weight_gradient.h"
 
 namespace sherd {
+
+std::pair<at::Tensor, std::optional<at::Tensor>> norm_inputs(
+    const char* operation,
+    const at::Tensor& x,
+    const at::Tensor& residual,
+    const NormOptions& norm) {
+  TORCH_CHECK_VALUE(
+      x.dim() >= 1 && norm.weight.dim() == 1 && norm.weight.numel() > 0 &&
+          x.size(-1) == norm.weight.numel() && is_float16_or_wider(x.scalar_type()),
+      "[nn] ", operation, " of ", x.sizes(), " ", x.scalar_type(), " with a norm of ",
+      norm.weight.sizes(),
+      ": the norm has one element for each of the last dim, in floating point of 16 bits or more");
+  if (!residual.defined()) return {x, std::nullopt};
+  TORCH_CHECK_VALUE(
+      x.sizes() == residual.sizes(), "[nn] ", operation, " of ", x.sizes(), " and ",
+      residual.sizes(), ": use tensors of one shape");
+  const auto dtype = c10::promoteTypes(x.scalar_type(), residual.scalar_type());
+  return {x.to(dtype), residual.to(dtype)};
+}
 
 NormedRows norm_rows(
     const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double epsilon) {

@@ -3,7 +3,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <utility>
+
+#include "sherd/nn/functional.h"
+
 namespace sherd {
+
+/// Returns x and the residual, if it is defined, in the wider of their dtypes: under autocast one
+/// may be narrower; the sum is not. Throws, naming the operation, for shapes and dtypes that an
+/// RMSNorm of their sum does not fit.
+std::pair<at::Tensor, std::optional<at::Tensor>> norm_inputs(
+    const char* operation,
+    const at::Tensor& x,
+    const at::Tensor& residual,
+    const NormOptions& norm);
 
 /// Rows of x + residual and their RMSNorm, for functions that recompute the norm in the backward
 /// instead of keeping it: one more pass over [rows, dim] saves as much memory.

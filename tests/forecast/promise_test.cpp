@@ -35,7 +35,7 @@ std::string name_of(const Case& one) {
          one.recompute + " " + std::to_string(one.keep_gathered);
 }
 
-/// 20 of them, at each of four world sizes.
+/// 22 of them, at each of four world sizes.
 std::vector<Case> cases() {
   return {
       {"llama", "no_shard"},
@@ -55,6 +55,8 @@ std::vector<Case> cases() {
       {"tied", "optim_grads", 1, 1, "bf16_o2"},
       {"moe", "optim_grads_params", 1, 2},
       {"moe", "optim", 1, 1, "bf16_o2"},
+      {"moe", "optim_grads_params", 1, 2, "bf16_o2", "planned", "selective"},
+      {"moe", "optim_grads_params", 1, 1, "bf16_o1", "planned", "full"},
       {"hybrid", "optim_grads_params", 1, 2},
       {"hybrid", "optim_grads_params", 2, 1, "bf16_o2"},
       {"hybrid", "optim_grads", 0, 3},

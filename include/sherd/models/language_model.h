@@ -18,8 +18,8 @@ namespace sherd {
 enum class Recompute : uint8_t {
   none,       ///< nothing; the head keeps the gradients of the logits (2·V bytes a token in bf16)
   full,       ///< whole layers, and the logits of the head
-  selective,  ///< what is large and cheap: gate and up of feed-forwards, the activation of experts,
-              ///< the convolution of Mamba-2; the head is as in none
+  selective,  ///< what is large for what it costs: gate and up of feed-forwards and experts, the
+              ///< convolution of Mamba-2; the head is as in none
 };
 
 /// The input of a model: B sequences of S tokens.

@@ -120,7 +120,7 @@ SHERD_API at::Tensor feed_forward(
     const at::Tensor& down_weight,
     bool recompute_gate_up = false);
 
-/// Options of norm_feed_forward.
+/// Options of norm_feed_forward and norm_experts.
 struct FeedForwardOptions {
   /// Recomputes the product with gate_up in the backward instead of keeping it.
   bool recompute_gate_up = false;
@@ -147,6 +147,54 @@ SHERD_API std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
     const at::Tensor& gate_up_weight,
     const at::Tensor& down_weight,
     const FeedForwardOptions& options = {});
+
+// ---- experts (mixture of experts) ---------------------------------------------------------------
+
+/// The parameters of E experts of width F, and of their router.
+struct ExpertParameters {
+  at::Tensor router;   ///< [E, D]
+  at::Tensor gate_up;  ///< [E, 2F, D], the gate's rows first
+  at::Tensor down;     ///< [E, D, F]
+};
+
+/// The result of norm_experts().
+struct ExpertsResult {
+  at::Tensor sum;      ///< x + residual
+  at::Tensor result;   ///< of the experts, in the sum's dtype
+  at::Tensor balance;  ///< the load-balancing loss, summed over all tokens; fp32
+};
+
+/// Returns a mixture of experts on y = rms_norm(x + residual), [.., S, D]. A softmax over the
+/// logits y · routerᵀ, in fp32, gives each token its chances with the experts; its `top_k` best
+/// ones, with weights in proportion to their chances and a sum of 1, give
+///   result = Σ weight · (silu(gate) · up) · downᵀ, gate and up being the halves of y · gate_upᵀ.
+/// No token is dropped, however many choose one expert. The balance is computed within each
+/// sequence of S tokens, as the sum over experts of E times their share of the sequence's rows,
+/// times the sum of their chances; it is 1 a token where all experts have equally many.
+///
+/// Gradients and errors are as for norm_linear(); those of experts without tokens are 0. All sums
+/// are taken in the same order every time. Each expert's product is a part of one grouped product.
+/// On a GPU that never blocks for the device in bf16 on Hopper and Blackwell, where D and F are
+/// multiples of 8; other dtypes and GPUs wait in it, and weight gradients are rounded to the
+/// products' dtype before they are added to the unit's buffer.
+///
+/// For the backward it keeps the sum, the products with gate_up, and the routing: with bf16,
+/// 2·D + top_k · (4·F + 16) + 4·E bytes a token; with `recompute_gate_up` 2·D + top_k · 16 + 4·E.
+/// The norm, the sorted rows and the activation are always recomputed.
+SHERD_API ExpertsResult norm_experts(
+    const at::Tensor& x,
+    const at::Tensor& residual,
+    const NormOptions& norm,
+    const ExpertParameters& parameters,
+    int64_t top_k,
+    const FeedForwardOptions& options = {});
+
+/// Returns {result, balance}: the same with y = x. It keeps x in place of the sum.
+SHERD_API std::tuple<at::Tensor, at::Tensor> experts(
+    const at::Tensor& x,
+    const ExpertParameters& parameters,
+    int64_t top_k,
+    bool recompute_gate_up = false);
 
 // ---- attention ----------------------------------------------------------------------------------
 

@@ -43,6 +43,21 @@ at::Tensor loss_of(
   return linear_cross_entropy(x_BSD.flatten(0, 1), weight, targets_BS.flatten(), options);
 }
 
+/// Of [E, 2F, D]: each expert's rows of the tensors gate and up, [E, F, D] each.
+std::vector<TensorSlice> expert_slices(const std::string& stem, at::IntArrayRef shape) {
+  const int64_t width = shape[1] / 2;
+  std::vector<TensorSlice> slices;
+  for (int64_t expert = 0; expert < shape[0]; ++expert) {
+    for (const char* part : {"gate", "up"}) {
+      slices.push_back(
+          {stem + part,
+           {shape[0], width, shape[2]},
+           {{expert, expert + 1}, {0, width}, {0, shape[2]}}});
+    }
+  }
+  return slices;
+}
+
 }  // namespace
 
 HeadImpl::HeadImpl(const LlamaOptions& options) : options_(head_of(options)) {
@@ -127,6 +142,7 @@ std::vector<TensorSlice> Decoder::slices_of(const std::string& name, at::IntArra
   if (name.ends_with("gate_up.weight")) {
     return rows("gate_up.weight", {{"gate", shape[0] / 2}, {"up", shape[0] / 2}});
   }
+  if (name.ends_with(".gate_up")) return expert_slices(name.substr(0, name.size() - 7), shape);
   return LanguageModel::slices_of(name, shape);
 }
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/blocks/feed_forward.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/silu.h>
-
 #include "sherd/nn/functional.h"
 #include "sherd/nn/recompute.h"
 
@@ -15,11 +12,6 @@ Linear plain_linear(int64_t in, int64_t out) {
 
 double product_flops(int64_t in, int64_t out) {
   return 2.0 * static_cast<double>(in) * static_cast<double>(out);
-}
-
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputes) {
-  const auto both = [](const at::Tensor& a, const at::Tensor& b) { return at::silu(a) * b; };
-  return recomputes ? recompute(both, gate, up) : both(gate, up);
 }
 
 FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute)

@@ -10,8 +10,6 @@ namespace sherd {
 Linear plain_linear(int64_t in, int64_t out);
 /// Returns the operations of a product for one row.
 double product_flops(int64_t in, int64_t out);
-/// Returns silu(gate) · up; with `recomputes`, the backward computes again what it needs.
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, bool recomputes);
 
 /// SwiGLU. If it recomputes, the product of gate and up is recomputed in the backward.
 struct FeedForwardImpl : torch::nn::Module {

@@ -22,8 +22,7 @@ struct HybridLayer final : Layer {
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
     if constexpr (std::is_same_v<Mixer, Experts>) {
-      auto mixed = mixer(norm(x_BSD));
-      return {x_BSD + mixed[0], mixed[1]};
+      return mixer->forward_residual(x_BSD, {}, norm);
     } else if constexpr (std::is_same_v<Mixer, Attention>) {
       const auto [sum_BSD, mixed_BSD] = mixer->normed(x_BSD, norm);
       return {sum_BSD + mixed_BSD};
@@ -57,14 +56,12 @@ std::shared_ptr<Layer> make_layer(char letter, int64_t number, const HybridOptio
     return std::make_shared<HybridLayer<std::decay_t<decltype(mixer)>>>(options, mixer);
   };
   const bool recomputes = base.recomputes(Recompute::selective, number);
+  const bool ends_recompute = base.recomputes(Recompute::full, number);
   switch (letter) {
     case 'M': return layer(Mamba(base.dim, base.norm_eps, options.mamba, recomputes));
     case '*': return layer(Attention(attention_of(base)));
-    case '-': {
-      const bool ends_recompute = base.recomputes(Recompute::full, number);
-      return layer(FeedForward(base.dim, base.ffn, recomputes, ends_recompute));
-    }
-    case 'E': return layer(Experts(base.dim, options.experts, recomputes));
+    case '-': return layer(FeedForward(base.dim, base.ffn, recomputes, ends_recompute));
+    case 'E': return layer(Experts(base.dim, options.experts, recomputes, ends_recompute));
     default:
       TORCH_CHECK_VALUE(
           false, "[models.hybrid] pattern '", options.pattern, "' has a '", letter,

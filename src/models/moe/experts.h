@@ -9,33 +9,32 @@
 
 namespace sherd {
 
-/// The decisions of a router: K of E experts for each of T tokens.
-struct Routing {
-  at::Tensor weights_TK;  ///< weights of each token's experts, which sum to 1; fp32
-  at::Tensor chosen_TK;   ///< indices of each token's experts
-  at::Tensor balance;     ///< load-balancing loss, summed over all tokens
-};
-
-/// Routes tokens by logits_BSE, in fp32.
-Routing route(const at::Tensor& logits_BSE, int64_t top_k);
-
+/// Feed-forwards of which a router chooses some for each token. If it recomputes, their products
+/// with gate and up are recomputed in the backward.
 struct ExpertsImpl : torch::nn::Module {
-  ExpertsImpl(int64_t dim, const ExpertOptions& options, bool recomputes);
+  /// `ends_recompute`: its result is the result of a recompute around it.
+  ExpertsImpl(
+      int64_t dim, const ExpertOptions& options, bool recomputes, bool ends_recompute = false);
   /// Returns the result and the weighted sum of the balance loss.
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD);
+  /// Returns s + result, where s = x + residual and the experts see norm(s), and the same sum.
+  std::vector<at::Tensor> forward_residual(
+      const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm);
   /// Returns the operations of one token's forward.
   double flops_per_token() const;
   /// Returns those of them that are repeated if it recomputes.
   double recomputed_flops_per_token() const;
 
-  at::Tensor router, gate, up, down;  // [E, D], twice [E, F, D], [E, D, F]
+  at::Tensor router;   ///< [E, D]
+  at::Tensor gate_up;  ///< [E, 2F, D]: of each expert rows of the gate, then of what it opens
+  at::Tensor down;     ///< [E, D, F]
   FeedForward shared{nullptr};
 
  private:
-  at::Tensor chosen_experts(const at::Tensor& x_TD, const Routing& routing) const;
   int64_t dim_;
   ExpertOptions options_;
   bool recomputes_;
+  bool ends_recompute_;
 };
 SHERD_MODULE(Experts);
 

@@ -15,13 +15,13 @@ struct MoeLayer final : Layer {
     attention = register_module("attention", Attention(attention_of(base)));
     experts_norm = register_module("experts_norm", RmsNorm(base.dim, base.norm_eps));
     experts = register_module(
-        "experts",
-        Experts(base.dim, options.experts, base.recomputes(Recompute::selective, number)));
+        "experts", Experts(
+                       base.dim, options.experts, base.recomputes(Recompute::selective, number),
+                       base.recomputes(Recompute::full, number)));
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
-    const auto residual_BSD = x_BSD + attention(attention_norm(x_BSD));
-    const auto outputs = experts(experts_norm(residual_BSD));
-    return {residual_BSD + outputs[0], outputs[1]};
+    const auto [sum_BSD, mixed_BSD] = attention->normed(x_BSD, attention_norm);
+    return experts->forward_residual(mixed_BSD, sum_BSD, experts_norm);
   }
   double flops_per_token(int64_t seq) const override {
     return attention->flops_per_token(seq) + experts->flops_per_token();
