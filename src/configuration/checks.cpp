@@ -29,16 +29,25 @@ void check_model(const ModelSection& model, const Require& require) {
   };
   if (model.from) {
     require(
-        model.kind == "llama",
-        "model.kind = " + to_toml(model.kind) + ": model.from works with kind \"llama\" only");
+        model.kind != "vlm",
+        "model.kind = " + to_toml(model.kind) +
+            ": model.from works with kinds \"llama\", \"moe\" and \"hybrid\"; remove model.kind");
     return;
   }
-  divides("model.heads", model.heads, "model.dim", model.dim);
+  if (model.head_dim == 0) {
+    divides("model.heads", model.heads, "model.dim", model.dim);
+    require(
+        model.dim % model.heads != 0 || model.dim / model.heads % 2 == 0,
+        is("model.heads", model.heads) +
+            ": a head's width, dim / heads, must be even for rotary positions; it is " +
+            std::to_string(model.dim / model.heads));
+  }
   require(
-      model.dim % model.heads != 0 || model.dim / model.heads % 2 == 0,
-      is("model.heads", model.heads) +
-          ": a head's width, dim / heads, must be even for rotary positions; it is " +
-          std::to_string(model.dim / model.heads));
+      model.head_dim % 2 == 0,
+      is("model.head_dim", model.head_dim) + ": it must be even for rotary positions");
+  require(
+      !model.qkv_bias || !model.qk_norm,
+      "model.qk_norm = true: model.qkv_bias is set as well; set one of them");
   if (model.kv_heads != 0) divides("model.kv_heads", model.kv_heads, "model.heads", model.heads);
   if (model.kind == "moe" || model.kind == "hybrid") {
     require(

@@ -22,6 +22,9 @@ struct ModelSection {
   int64_t layers = 8;
   int64_t heads = 8;
   int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  bool qkv_bias = false;
+  bool qk_norm = false;
   int64_t ffn = 0;
   int64_t vocab = 256;
   double rope_theta = 10000;

@@ -55,10 +55,21 @@ void keys(Section& s, Visitor&& visit) {
   visit("kind", s.kind, one_of({"llama", "moe", "hybrid", "vlm"}, "kind of model"));
   visit("dim", s.dim, up_to_bits(20, 1, "width of the model"));
   visit("layers", s.layers, up_to_bits(16, 1, "number of layers"));
-  visit("heads", s.heads, up_to_bits(16, 1, "number of attention heads; divides dim"));
+  visit(
+      "heads", s.heads,
+      up_to_bits(16, 1, "number of attention heads; divides dim, unless head_dim is set"));
   visit(
       "kv_heads", s.kv_heads,
       up_to_bits(16, 0, "number of key and value heads; divides heads; 0: same as heads"));
+  visit(
+      "head_dim", s.head_dim,
+      up_to_bits(16, 0, "width of an attention head, even; 0: dim / heads"));
+  visit(
+      "qkv_bias", s.qkv_bias,
+      meaning("biases for queries, keys and values, as in Qwen2; not with qk_norm"));
+  visit(
+      "qk_norm", s.qk_norm,
+      meaning("an RMSNorm for each head of the queries and keys, as in Qwen3; not with qkv_bias"));
   visit(
       "ffn", s.ffn,
       up_to_bits(

@@ -13,6 +13,7 @@
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
 #include "sherd/models/moe.h"
+#include "sherd/models/pretrained.h"
 #include "sherd/models/vlm.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"
@@ -92,17 +93,16 @@ Recompute recompute_of(const std::string& word) {
                                : Recompute::none;
 }
 
-LlamaOptions llama_of(const ModelSection& model, const TrainSection& train) {
-  LlamaOptions options = model.from ? read_llama_options(*model.from) : LlamaOptions();
-  options.recompute = recompute_of(train.recompute);
-  options.recompute_layers = train.recompute_layers;
-  if (model.from) return options;
+LlamaOptions llama_of(const ModelSection& model) {
+  LlamaOptions options;
   options.vocab = model.vocab;
   options.dim = model.dim;
   options.layers = model.layers;
   options.heads = model.heads;
   options.kv_heads = model.kv_heads;
-  options.head_dim = model.dim / model.heads;
+  options.head_dim = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
+  options.qkv_bias = model.qkv_bias;
+  options.qk_norm = model.qk_norm;
   options.ffn = model.ffn;
   options.rope_theta = model.rope_theta;
   options.norm_eps = model.norm_eps;
@@ -138,8 +138,41 @@ VisionOptions vision_of(const ModelSection& model) {
       .ffn = usual_ffn(model.vision_dim)};
 }
 
-std::shared_ptr<LanguageModel> make_model(const ModelSection& model, const TrainSection& train) {
-  const auto base = llama_of(model, train);
+/// The value of model.kind.
+const char* kind_of(const ModelOptions& options) {
+  if (std::holds_alternative<MoeOptions>(options)) return "moe";
+  return std::holds_alternative<HybridOptions>(options) ? "hybrid" : "llama";
+}
+
+ModelOptions options_of_folder(const ModelSection& model) {
+  auto options = read_model_options(*model.from);
+  TORCH_CHECK_VALUE(
+      model.kind == "llama" || model.kind == kind_of(options), "[train] model.kind = \"",
+      model.kind, "\": ", *model.from, " has a model of kind \"", kind_of(options),
+      "\"; remove model.kind, or choose another model.from");
+  return options;
+}
+
+std::shared_ptr<LanguageModel> model_of_folder(const Configuration& configuration) {
+  auto options = options_of_folder(configuration.model);
+  auto& base = base_of(options);
+  const int64_t seq = configuration.data.seq;
+  TORCH_CHECK_VALUE(
+      base.sliding_window == 0 || seq <= base.sliding_window, "[model.from] ",
+      *configuration.model.from, "/config.json: sliding_window = ", base.sliding_window,
+      ": it is shorter than data.seq = ", seq, ", and sliding windows are not supported; set ",
+      "data.seq to at most ", base.sliding_window);
+  base.recompute = recompute_of(configuration.train.recompute);
+  base.recompute_layers = configuration.train.recompute_layers;
+  return make_model(options);
+}
+
+std::shared_ptr<LanguageModel> described_model(const Configuration& configuration) {
+  const auto& model = configuration.model;
+  if (model.from) return model_of_folder(configuration);
+  auto base = llama_of(model);
+  base.recompute = recompute_of(configuration.train.recompute);
+  base.recompute_layers = configuration.train.recompute_layers;
   if (model.kind == "moe") return make_moe({base, experts_of(model)});
   if (model.kind == "hybrid") {
     return make_hybrid({base, experts_of(model), mamba_of(model), model.pattern});
@@ -272,12 +305,12 @@ std::shared_ptr<LanguageModel> sharded_model_of(
     const Configuration& configuration, const Mesh& mesh) {
   const auto make = [&] {
     const MetaDevice meta;
-    return make_model(configuration.model, configuration.train);
+    return described_model(configuration);
   };
   auto model = make();
   // Where there are several ranks, they check it when they load it, each what it reads.
   const bool alone = mesh.world().size() == 1 || mesh.world().launcher() == Launcher::emulated;
-  if (configuration.model.from && alone) check_llama(*model, *configuration.model.from);
+  if (configuration.model.from && alone) check_weights(*model, *configuration.model.from);
   const auto options = unit_options_of(configuration, mesh);
   const auto units = model->units();
   auto fp8 = fp8_weights_of(*model, configuration.precision, configuration.model.kind);
@@ -313,17 +346,23 @@ std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, cons
     return model->initial_values(name, shape);
   };
   initialise(*model, {.seed = static_cast<uint64_t>(configuration.train.seed), .values = values});
-  if (configuration.model.from) load_llama(*model, *configuration.model.from);
+  if (configuration.model.from) load_weights(*model, *configuration.model.from);
   return model;
 }
 
 ModelSection resolved(ModelSection model) {
   if (model.from) {
-    const auto options = read_llama_options(*model.from);
+    auto options_of_any_kind = options_of_folder(model);
+    const auto& options = base_of(options_of_any_kind);
+    model.kind = kind_of(options_of_any_kind);
     model.dim = options.dim;
     model.layers = options.layers;
     model.heads = options.heads;
     model.kv_heads = options.kv_heads;
+    const bool usual = options.heads * options.head_dim == options.dim;
+    model.head_dim = usual ? 0 : options.head_dim;
+    model.qkv_bias = options.qkv_bias;
+    model.qk_norm = options.qk_norm;
     model.ffn = options.ffn;
     model.vocab = options.vocab;
     model.rope_theta = options.rope_theta;

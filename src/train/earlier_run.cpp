@@ -46,8 +46,9 @@ std::optional<int64_t> number_in_state(const fs::path& checkpoint, const char* n
 
 /// Keys that a model of this kind is built from; the others are rates and deviations, or unused.
 bool shapes_the_model(const std::string& key, const std::string& kind) {
-  static const std::set<std::string> always{"kind",     "dim", "layers", "heads",
-                                            "kv_heads", "ffn", "vocab",  "tie_embeddings"};
+  static const std::set<std::string> always{"kind",  "dim",      "layers",        "heads",
+                                            "ffn",   "kv_heads", "head_dim",      "qkv_bias",
+                                            "vocab", "qk_norm",  "tie_embeddings"};
   static const std::set<std::string> experts{"experts", "expert_ffn", "shared_ffn"};
   static const std::set<std::string> hybrid{"pattern", "ssm_state", "ssm_head_dim", "ssm_groups"};
   static const std::set<std::string> vision{"image_size",    "patch",        "vision_dim",

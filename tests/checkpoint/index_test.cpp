@@ -20,7 +20,7 @@
 #include "comm/emulated/recorded_calls.h"
 #include "files/temporary_folder.h"
 #include "sherd/checkpoint/checkpoint.h"
-#include "sherd/models/llama.h"
+#include "sherd/models/pretrained.h"
 
 namespace sherd::testing {
 namespace {
@@ -211,7 +211,7 @@ TEST(CheckpointIndex, ALlamaIsCheckedBeforeItsFirstElementIsLoaded) {
     write_safetensors(path, without(instead));
     const auto model = make(0.5);
     try {
-      load_llama(*model, folder);
+      load_weights(*model, folder);
       FAIL() << "loaded";
     } catch (const c10::ValueError& error) {
       EXPECT_NE(std::string(error.what()).find("'" + last + "'"), std::string::npos)
@@ -253,7 +253,7 @@ TEST(CheckpointIndex, ALlamaOfAnotherProgramIsReadInParts) {
   for (const int64_t ranks : {1, 4, 16384}) {
     for (const int64_t rank : {int64_t{0}, ranks - 1}) {
       const auto model = make(rank, ranks);
-      const auto counts = counted([&] { load_llama(*model, folder); });
+      const auto counts = counted([&] { load_weights(*model, folder); });
       EXPECT_LE(counts.opens, 2) << "the index and the file";
       // Padding: a rank may have up to 16 bytes more of each parameter.
       const int64_t parts = std::ssize(model->parameters());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads a Hugging Face folder into a sharded Llama, writes the logits of some tokens to COPY/logits
+// Loads a Hugging Face folder into a sharded model, writes the logits of some tokens to COPY/logits
 // as floats, and saves it again: llama_folder_program FOLDER COPY TOKEN… (under mpirun)
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
@@ -10,18 +10,18 @@
 #include <vector>
 
 #include "sherd/comm/world.h"
-#include "sherd/models/llama.h"
+#include "sherd/models/pretrained.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 
 int main(int argc, char** argv) {
   const auto world = sherd::World::from_environment(
       {.backend = sherd::Backend::mpi, .operation_timeout = std::chrono::seconds(60)});
-  const auto options = sherd::read_llama_options(argv[1]);
+  const auto options = sherd::read_model_options(argv[1]);
   std::shared_ptr<sherd::LanguageModel> model;
   {
     const sherd::MetaDevice meta;
-    model = sherd::make_llama(options);
+    model = sherd::make_model(options);
   }
   const sherd::UnitOptions shard{.mesh = sherd::Mesh(world, {{"dp", world.size()}})};
   for (const auto& unit : model->units()) sherd::fully_shard(unit, shard);
@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   sherd::initialise(*model, {.values = [&](const auto& name, auto shape) {
     return model->initial_values(name, shape);
   }});
-  sherd::load_llama(*model, argv[1]);
+  sherd::load_weights(*model, argv[1]);
   std::vector<int64_t> tokens;
   for (int i = 3; i < argc; ++i) tokens.push_back(std::atoll(argv[i]));
 

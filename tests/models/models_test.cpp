@@ -15,6 +15,7 @@
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
 #include "sherd/models/moe.h"
+#include "sherd/models/pretrained.h"
 #include "sherd/models/vlm.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/fully_shard.h"
@@ -229,7 +230,7 @@ TEST_P(ModelsTest, IsLoadedByReadingOnEachRankWhatItNeeds) {
 
   if (GetParam().name == "llama") {
     Training third(GetParam(), {}, world, Strategy::optim);
-    const auto [opened, read] = reads_of([&] { load_llama(third.model(), folder); });
+    const auto [opened, read] = reads_of([&] { load_weights(third.model(), folder); });
     EXPECT_LE(opened, 2) << "the index and the file";
     EXPECT_LE(read, 4 * share + extra);
     expect_weights(third);

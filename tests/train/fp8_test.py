@@ -87,7 +87,9 @@ def every_recipe_trains(place):
     hybrid = {"model__kind": "hybrid", "model__pattern": "M*-E", "model__layers": 4, "model__ssm_state": 32,
               "model__ssm_head_dim": 8, "model__ssm_groups": 1, "model__experts": 4, "model__expert_ffn": 64}
     moe = {"model__kind": "moe", "model__experts": 4, "model__expert_ffn": 64}
-    for kind, changes in (("llama", {}), ("moe", moe), ("hybrid", hybrid)):
+    odd_heads = {"model__head_dim": 48}
+    biased, normed = {"model__qkv_bias": "true", **odd_heads}, {"model__qk_norm": "true", **odd_heads}
+    for kind, changes in (("llama", {}), ("moe", moe), ("hybrid", hybrid), ("biased", biased), ("normed", normed)):
         wide = train(place, f"{kind}-bf16", precision__recipe="bf16_o2", **changes)
         for recipe in RECIPES if kind == "llama" else ("fp8", "mxfp8"):
             losses = train(place, f"{kind}-{recipe}", precision__recipe=recipe, **changes)

@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import family_folders as families
 import llama_folder as given
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
@@ -29,6 +30,8 @@ ODD = {"bos_token_id": 3, "eos_token_id": [5, 7], "pad_token_id": 9, "max_positi
        "_name_or_path": "someone/odd-llama", "something_else": {"deep": [1, None, "x"]}}
 SPECIAL = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|eot_id|>", "lstrip": False, "normalized": False,
                                                            "rstrip": False, "single_word": False}}
+SCRATCH = {"qwen2": {"model__qkv_bias": "true", "model__tie_embeddings": "true"},
+           "qwen3": {"model__qk_norm": "true", "model__head_dim": 12}}
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ eos_token }}{% endfor %}"
 
 
@@ -134,10 +137,32 @@ def from_scratch(place):
     return same_logits(model, saved, place)
 
 
+def of_families(place):
+    """Of each family: a model that goes on from a folder; of those that a configuration describes, one from scratch, too."""
+    worst = 0
+    for kind, config in families.CONFIGS.items():
+        families.write(kind, place / kind)
+        train(place, model__from=kind, train__out=f"tuned-{kind}")
+        saved = place / f"tuned-{kind}/step-2"
+        assert json.loads((saved / "config.json").read_text()) == {**config, "torch_dtype": "float32"}
+        worst = max(worst, same_logits(load(saved), saved, place))
+    sizes = {"model__dim": 32, "model__layers": 2, "model__heads": 4, "model__kv_heads": 2}
+    for kind, settings in SCRATCH.items():
+        train(place, **sizes, **settings, train__out=f"new-{kind}")
+        saved = place / f"new-{kind}/step-2"
+        config = json.loads((saved / "config.json").read_text())
+        model = load(saved)
+        assert config["model_type"] == kind, config
+        known = set(inspect.signature(type(model.config).__init__).parameters) - {"self", "kwargs"}
+        assert known <= config.keys(), (kind, known - config.keys())
+        worst = max(worst, same_logits(model, saved, place))
+    return worst
+
+
 def main():
     with SERVER, tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
-        worst = max(fine_tuned(place), from_scratch(place))
+        worst = max(fine_tuned(place), from_scratch(place), of_families(place))
     print(f"logits at most {worst:.1e} apart")
 
 

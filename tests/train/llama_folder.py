@@ -50,11 +50,15 @@ def weights(kind):
 
 
 def write(kind, folder):
+    write_model(folder, config(kind), weights(kind))
+
+
+def write_model(folder, about, tensors):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(kind)))
+    (folder / "config.json").write_text(json.dumps(about))
     header, data = {"__metadata__": {"format": "pt"}}, b""
-    for name, tensor in weights(kind).items():
+    for name, tensor in tensors.items():
         values = bytes(tensor.contiguous().view(torch.uint8).flatten().tolist())
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(values)]}
         data += values

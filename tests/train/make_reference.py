@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the model of llama_folder.py with transformers and writes losses and norms to reference.json, and some
-logits to logits.json.
+"""Trains the models of llama_folder.py and family_folders.py with transformers. Writes losses and norms of the former to
+reference.json and some of their logits to logits.json; of the latter all that to families.json, with how far each weight
+has moved.
 
-Run by hand where transformers is installed, when llama_folder.py has changed."""
+Run by hand where transformers is installed, when one of those files has changed."""
 import json
 import pathlib
 import tempfile
@@ -11,23 +12,25 @@ import tempfile
 import torch
 import transformers
 
+import family_folders as families
 import llama_folder as given
 
 
-def load(kind):
+def load(write, kind):
     with tempfile.TemporaryDirectory() as folder:
-        given.write(kind, folder)
-        return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        write(kind, folder)
+        model, about = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(about.values()), about
+    return model
 
 
-def logits(kind):
+def logits(model, columns=slice(None)):
     with torch.no_grad():
-        rows = load(kind)(torch.tensor([given.LOGITS_OF])).logits[0]
-    return [[float(f"{value:.8g}") for value in rows[place].tolist()] for place in given.LOGITS_AT]
+        rows = model(torch.tensor([given.LOGITS_OF])).logits[0]
+    return [[float(f"{value:.8g}") for value in rows[place][columns].tolist()] for place in given.LOGITS_AT]
 
 
-def train(kind):
-    model = load(kind)
+def train(model):
     tokens = torch.tensor(list(given.STORY.read_bytes()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.RATE, betas=given.BETAS, eps=given.EPS, weight_decay=given.DECAY)
     steps = []
@@ -44,10 +47,22 @@ def train(kind):
     return steps
 
 
+def reference(kind):
+    model = load(families.write, kind)
+    result = {"logits": logits(model, families.COLUMNS), "steps": train(model)}
+    before = families.weights(kind)
+    assert before.keys() <= model.state_dict().keys()
+    result["moved"] = {name: float(f"{(model.state_dict()[name] - value).norm():.6g}") for name, value in before.items()}
+    return result
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    result = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0],
-              **{kind: train(kind) for kind in given.CONFIGS}}
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     folder = pathlib.Path(__file__).parent
-    (folder / "reference.json").write_text(json.dumps(result, indent=1) + "\n")
-    (folder / "logits.json").write_text(json.dumps({kind: logits(kind) for kind in given.CONFIGS}) + "\n")
+    trained = {kind: train(load(given.write, kind)) for kind in given.CONFIGS}
+    (folder / "reference.json").write_text(json.dumps({**versions, **trained}, indent=1) + "\n")
+    (folder / "logits.json").write_text(json.dumps({kind: logits(load(given.write, kind)) for kind in given.CONFIGS}) + "\n")
+    of_families = {kind: reference(kind) for kind in families.CONFIGS}
+    lines = (f' "{name}": {json.dumps(value)}' for name, value in {**versions, **of_families}.items())
+    (folder / "families.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

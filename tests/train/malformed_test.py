@@ -17,6 +17,10 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "vocab_si
           "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "num_key_value_heads": 2}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2, "head_dim": 4}
+
+
 def safetensors(tensors, header=None):
     """fp32 zeros of the given shapes."""
     entries, end = {}, 0
@@ -164,6 +168,21 @@ CASES = {
                                       ["config.json", "nested more than 32 levels deep"]),
     "the folder of a relative": (model(config=changed(model_type="mistral")), ["mistral"]),
     "rotary parameters of another kind": (model(config=changed(rope_parameters={"rope_type": "yarn"})), ["yarn"]),
+    "a window shorter than the sequences": (
+        model(config=changed(**MISTRAL, sliding_window=7)), ["sliding_window = 7", "set data.seq to at most 7"]),
+    "a window in the last layer": (
+        model(config=changed(**QWEN3, use_sliding_window=True, max_window_layers=0, sliding_window=6)), ["sliding_window = 6"]),
+    "a layer of another type": (model(config=changed(**QWEN3, layer_types=["linear_attention"])), ["layer_types", "linear_attention"]),
+    "a layer whose window is off": (model(config=changed(**QWEN3, layer_types=["sliding_attention"])), ["layer_types", "sliding_attention"]),
+    "layer types that are none": (model(config=changed(**QWEN3, layer_types=[1])), ["layer_types = [1]", "list of texts"]),
+    "biases of a family without": (model(config=changed(**QWEN3, attention_bias=True)), ["attention_bias = true", "only false"]),
+    "a dropout": (model(config=changed(attention_dropout=0.1)), ["attention_dropout = 0.1", "only 0.0"]),
+    "norms that are not there": (model(config=changed(**QWEN3)), ["no tensor 'model.layers.0.self_attn.", "_norm.weight'"]),
+    "a folder of another kind": (lambda place: (folder(place), kind("moe", 'from = "model"')(place)),
+                                 ['model.kind = "moe"', 'of kind "llama"']),
+    "a folder for a model that sees": (kind("vlm", 'from = "model"'), ['model.kind = "vlm"', "remove model.kind"]),
+    "biases and norms": (configuration(FINE.replace("heads", "qk_norm = true\nqkv_bias = true\nheads")), ["model.qk_norm", "set one of"]),
+    "heads of an odd width": (configuration(FINE.replace("heads", "head_dim = 7\nheads")), ["model.head_dim = 7", "even"]),
     "a pipe for a text": (pipe, ["not a regular file"]),
     "a file where the results go": (file_in_the_way, ["train.out = out"]),
     "a batch beyond all bounds": (configuration(FINE.replace("seq", "batch = 4611686018427387904\nseq")), ["data.batch", "at most"]),

@@ -86,7 +86,7 @@ def initial_weights(case):
     def values(shape):
         if len(shape) == 1:
             return torch.ones(shape, device=case.device)
-        # Values that the model weight holds: load_llama fills main weights through model weights.
+        # Values that the model weight holds: load_weights fills main weights through model weights.
         return torch.empty(shape, device=case.device).normal_(0, case.std, generator=generator).to(case.dtype).float()
 
     return {name: values(shape) for name, shape in shapes.items()}

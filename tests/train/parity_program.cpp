@@ -25,7 +25,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "sherd/comm/world.h"
-#include "sherd/models/llama.h"
+#include "sherd/models/pretrained.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
@@ -99,10 +99,10 @@ Loaded load(const Arguments& arguments, const sherd::World& world) {
   Loaded result;
   {
     const sherd::MetaDevice meta;
-    result.model = sherd::make_llama(sherd::read_llama_options(arguments.folder));
+    result.model = sherd::make_model(sherd::read_model_options(arguments.folder));
   }
   auto& model = *result.model;
-  sherd::check_llama(model, arguments.folder);
+  sherd::check_weights(model, arguments.folder);
   for (const auto& item : model.named_parameters()) {
     result.shapes[item.key()] = item.value().sizes().vec();
   }
@@ -115,7 +115,7 @@ Loaded load(const Arguments& arguments, const sherd::World& world) {
     return model.initial_values(name, shape);
   };
   sherd::initialise(model, {.values = values});
-  sherd::load_llama(model, arguments.folder);
+  sherd::load_weights(model, arguments.folder);
   return result;
 }
 

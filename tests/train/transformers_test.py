@@ -9,6 +9,7 @@ import tempfile
 
 import torch
 
+import family_folders as families
 import llama_folder as given
 import plain_llama
 
@@ -17,6 +18,7 @@ from fork_server import ForkServer  # noqa: E402
 
 BOUND = 1e-5  # relative
 WEIGHT_BOUND = 2e-3  # norm of the difference over the norm, per tensor
+MOVED_BOUND = 2e-4  # difference between how far a tensor has moved, over that
 STRATEGIES = ["no_shard", "optim", "optim_grads", "optim_grads_params"]
 TWO_AXES = ["optim_grads_params/no_shard", "optim_grads_params/optim"]
 ALL = os.environ.get("SHERD_TEST_ALL") == "1"
@@ -27,10 +29,11 @@ def runs_of(kind):
     runs = [(1, "no_shard", 1)]  # alone all strategies are that
     runs += [(ranks, strategy, 1) for ranks in (2, 4) for strategy in STRATEGIES]
     runs += [(4, strategy, 1) for strategy in TWO_AXES] + [(2, "optim_grads_params", 2)]
+    if kind in families.CONFIGS and not ALL:
+        return [(1, "no_shard", 1), (2, "optim_grads_params", 2)]
     few = {"untied": [(1, "no_shard", 1), (2, "optim_grads", 1), (4, "optim_grads_params/no_shard", 1),
                       (2, "optim_grads_params", 2)],
            "tied": [(2, "no_shard", 1), (2, "optim", 1), (4, "optim_grads_params/optim", 1), (2, "optim_grads_params", 1)]}
-    assert set(few[kind]) <= set(runs), few[kind]
     return runs if ALL else few[kind]
 
 
@@ -77,6 +80,27 @@ def close(steps, expected, about):
     return worst
 
 
+def check_families(sherd, place):
+    """They have no counterpart in plain torch: of their weights the norms of the changes are compared."""
+    reference = json.loads(pathlib.Path(__file__).with_name("families.json").read_text())
+    worst, worst_moved = 0, 0
+    for kind in families.CONFIGS:
+        folder = f"{place}/{kind}"
+        families.write(kind, folder)
+        before = families.weights(kind)
+        for number, (ranks, strategy, micro_batches) in enumerate(runs_of(kind)):
+            out = f"{place}/{kind}-{number}"
+            about = (kind, ranks, strategy, micro_batches)
+            worst = max(worst, close(run(sherd, folder, out, ranks, strategy, micro_batches), reference[kind]["steps"], about))
+            saved = checkpoint(pathlib.Path(out) / f"step-{given.STEPS}")
+            assert saved.keys() == before.keys(), saved.keys() ^ before.keys()
+            for name, wanted in reference[kind]["moved"].items():
+                difference = abs((saved[name] - before[name]).norm().item() / wanted - 1)
+                assert difference < MOVED_BOUND, (about, name, difference)
+                worst_moved = max(worst_moved, difference)
+    print(f"families: losses and norms at most {worst:.1e} apart, changes of weights {worst_moved:.1e}")
+
+
 def main():
     reference = json.loads(pathlib.Path(__file__).with_name("reference.json").read_text())
     worst, worst_weight = 0, 0
@@ -97,6 +121,7 @@ def main():
                     difference = ((saved[name] - value).norm() / value.norm()).item()
                     assert difference < WEIGHT_BOUND, (kind, ranks, strategy, name, difference)
                     worst_weight = max(worst_weight, difference)
+        check_families(sherd, place)
     print(f"losses and norms at most {worst:.1e} apart, weights {worst_weight:.1e}")
 
 

@@ -33,6 +33,9 @@ struct LlamaOptions {
   std::optional<RopeScaling> rope_scaling{};
   double norm_eps = 1e-5;                 ///< epsilon of the norms
   bool tie_embeddings = false;            ///< the head uses the embedding's weight
+  bool qkv_bias = false;                  ///< queries, keys and values have biases (Qwen2)
+  bool qk_norm = false;                   ///< each head of queries and keys is normed (Qwen3)
+  int64_t sliding_window = 0;             ///< longer sequences are refused; 0: any length
   double init_std = 0.02;                 ///< standard deviation of initial weights
   Recompute recompute = Recompute::none;  ///< what is recomputed in the backward
   int64_t recompute_layers = 0;           ///< how many layers, from the first on; 0: all
@@ -49,21 +52,7 @@ struct LlamaOptions {
 /// Makes a Llama: grouped-query attention, rotary embeddings, SwiGLU, RMSNorm. Build it under
 /// MetaDevice to allocate no memory before it is sharded. Its units are the layers and, unless
 /// embeddings are tied, the embedding, and the last norm with the head. Its checkpoints are Hugging
-/// Face LlamaForCausalLM folders.
+/// Face folders: Qwen2 with qkv_bias, Qwen3 with qk_norm, else Llama. Throws if both are set.
 SHERD_API std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options);
-
-/// Reads the options of a Llama from the config.json of a Hugging Face folder (LlamaForCausalLM).
-/// Throws, naming the entry, if it is missing, wrong or not supported.
-SHERD_API LlamaOptions read_llama_options(const std::string& folder);
-/// Throws, naming the tensor, unless the folder has all weights of the model in the right shapes
-/// and no others (a tied lm_head.weight and rotary_emb.inv_freq are ignored). Weights may be in fp8
-/// with scales by blocks, as SaveOptions::export_fp8 and DeepSeek's folders have them; other
-/// quantizations throw. Opens all files but reads no weights; the model may be on the meta device.
-SHERD_API void check_llama(const LanguageModel& model, const std::string& folder);
-/// Loads the weights of such a folder into a sharded Llama: each rank reads its own elements.
-/// Checks the names of all tensors, and the shapes of those that a rank reads, before any rank
-/// changes the model. Collective; blocks. An error throws on all ranks; if it came from reading
-/// elements, the model is then partly loaded.
-SHERD_API void load_llama(LanguageModel& model, const std::string& folder);
 
 }  // namespace sherd

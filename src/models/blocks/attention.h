@@ -17,6 +17,8 @@ struct AttentionOptions {
   int64_t kv_heads = 8;
   int64_t head_dim = 32;
   bool causal = true;
+  bool qkv_bias = false;
+  std::optional<double> qk_norm{};  ///< epsilon of the norms of queries and keys; none: no norms
   std::optional<RotaryOptions> rotary{};
 };
 
@@ -33,8 +35,10 @@ struct AttentionImpl : torch::nn::Module {
 
   Linear qkv{nullptr};  ///< rows of the queries, then the keys, then the values
   Linear output{nullptr};
+  RmsNorm query_norm{nullptr}, key_norm{nullptr};  ///< of each head
 
  private:
+  at::Tensor with_normed_heads(const at::Tensor& packed);
   at::Tensor mixed(const at::Tensor& packed);
   AttentionOptions options_;
   std::optional<Rotary> rotary_;

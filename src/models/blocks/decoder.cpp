@@ -92,6 +92,10 @@ at::Tensor Decoder::embedded(const Batch& batch) {
 }
 
 Decoder::Result Decoder::run(const Batch& batch) {
+  const int64_t window = options_.sliding_window, seq = batch.tokens.size(1);
+  TORCH_CHECK_VALUE(
+      window == 0 || seq <= window, "[models] sequences of ", seq, " tokens: the model has a ",
+      "sliding window of ", window, ", which is not supported; use sequences of at most ", window);
   auto x_BSD = embedded(batch);
   Result result;
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -123,24 +127,26 @@ at::Tensor Decoder::logits(const Batch& batch) {
 std::vector<TensorSlice> Decoder::slices_of(const std::string& name, at::IntArrayRef shape) const {
   const auto rows = [&](const std::string& packed,
                         std::vector<std::pair<const char*, int64_t>> of) {
-    const auto stem = name.substr(0, name.size() - packed.size());
+    const auto begin = name.rfind(packed);
     std::vector<TensorSlice> slices;
     for (const auto& [part, count] : of) {
-      slices.push_back({stem + part + ".weight", {count, shape[1]}, {}});
+      auto sizes = shape.vec();
+      sizes[0] = count;
+      slices.push_back({name.substr(0, begin) + part + name.substr(begin + packed.size()), sizes});
     }
     return slices;
   };
-  if (name.ends_with("qkv.weight")) {
+  if (name.ends_with("qkv.weight") || name.ends_with("qkv.bias")) {
     // A tower beside the layers has as many keys as queries.
     const bool grouped = name.rfind("layer", 0) == 0;
     const int64_t width = options_.heads * options_.head_dim;
     const int64_t narrow = options_.kv_heads * options_.head_dim;
     const int64_t query = grouped ? width : shape[0] / 3;
     const int64_t key = grouped ? narrow : shape[0] / 3;
-    return rows("qkv.weight", {{"query", query}, {"key", key}, {"value", key}});
+    return rows("qkv", {{"query", query}, {"key", key}, {"value", key}});
   }
   if (name.ends_with("gate_up.weight")) {
-    return rows("gate_up.weight", {{"gate", shape[0] / 2}, {"up", shape[0] / 2}});
+    return rows("gate_up", {{"gate", shape[0] / 2}, {"up", shape[0] / 2}});
   }
   if (name.ends_with(".gate_up")) return expert_slices(name.substr(0, name.size() - 7), shape);
   return LanguageModel::slices_of(name, shape);
@@ -161,6 +167,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> Decoder::units() const {
 std::optional<InitialValues> Decoder::initial_values(
     const std::string& name, at::IntArrayRef shape) const {
   if (name.ends_with("norm.weight")) return InitialValues::constant(1);
+  if (name.ends_with("qkv.bias")) return InitialValues::constant(0);
   TORCH_INTERNAL_ASSERT(shape.size() >= 2, name, " has no initial values");
   return InitialValues::normal(0, options_.init_std);
 }

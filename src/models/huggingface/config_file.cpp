@@ -50,14 +50,15 @@ Json read_json(const fs::path& path) {
   return std::move(parsed.value);
 }
 
-int64_t ConfigFile::count(const char* key, std::optional<int64_t> otherwise, int bits) const {
+int64_t ConfigFile::count(
+    const char* key, std::optional<int64_t> otherwise, int bits, int64_t least) const {
   const auto* value = find(key, otherwise.has_value());
   if (!value) return *otherwise;
-  const bool fine = value->is_number_integer() && value->get<int64_t>() > 0 &&
+  const bool fine = value->is_number_integer() && value->get<int64_t>() >= least &&
                     value->get<int64_t>() <= int64_t{1} << bits;
   TORCH_CHECK_VALUE(
-      fine, "[model.from] ", path_, ": ", key, " = ", shown(*value),
-      ": it must be a whole number above 0 and at most ", int64_t{1} << bits);
+      fine, "[model.from] ", path_, ": ", key, " = ", shown(*value), ": it must be a whole number ",
+      least == 1 ? "above 0" : c10::str("from ", least), " and at most ", int64_t{1} << bits);
   return value->get<int64_t>();
 }
 
@@ -84,6 +85,18 @@ std::string ConfigFile::word(const char* key) const {
   return value && value->is_string() ? value->get<std::string>() : "";
 }
 
+std::vector<std::string> ConfigFile::words(const char* key) const {
+  const auto* value = find(key, true);
+  if (!value) return {};
+  const bool fine =
+      value->is_array() &&
+      std::all_of(value->begin(), value->end(), [](const Json& one) { return one.is_string(); });
+  TORCH_CHECK_VALUE(
+      fine, "[model.from] ", path_, ": ", key, " = ", shown(*value),
+      ": it must be a list of texts");
+  return value->get<std::vector<std::string>>();
+}
+
 std::optional<ConfigFile> ConfigFile::inner(const char* key) const {
   const auto* value = find(key, true);
   if (!value) return std::nullopt;
@@ -98,6 +111,13 @@ void ConfigFile::require(const char* key, const Json& wanted) const {
   TORCH_CHECK_VALUE(
       !value || *value == wanted, "[model.from] ", path_, ": ", key, " = ", shown(*value),
       ": only ", wanted.dump(), " is supported");
+}
+
+void ConfigFile::refuse(const char* key, const std::string& reason) const {
+  const auto* value = find(key, true);
+  TORCH_CHECK_VALUE(
+      false, "[model.from] ", path_, ": ", key, " = ", value ? shown(*value) : "null", ": ",
+      reason);
 }
 
 const Json* ConfigFile::find(const char* key, bool optional) const {

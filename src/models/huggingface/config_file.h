@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace sherd {
 
@@ -20,17 +21,28 @@ class ConfigFile {
   ConfigFile(nlohmann::ordered_json json, std::string path)
       : json_(std::move(json)), path_(std::move(path)) {}
 
-  /// Returns a whole number from 1 to 2^bits.
-  int64_t count(const char* key, std::optional<int64_t> otherwise = {}, int bits = 24) const;
+  /// Returns a whole number from `least` to 2^bits.
+  int64_t count(
+      const char* key,
+      std::optional<int64_t> otherwise = {},
+      int bits = 24,
+      int64_t least = 1) const;
   /// Returns a number above 0.
   double real(const char* key, std::optional<double> otherwise = {}) const;
   bool flag(const char* key, bool otherwise) const;
   /// Returns a text; an empty one if there is none.
   std::string word(const char* key) const;
+  /// Returns a list of texts; an empty one if there is none.
+  std::vector<std::string> words(const char* key) const;
   /// Returns an object; nothing if there is none.
   std::optional<ConfigFile> inner(const char* key) const;
   /// Throws unless the value is `wanted`, or absent.
   void require(const char* key, const nlohmann::ordered_json& wanted) const;
+  /// Returns whether the key is there, even if its value is null.
+  bool has(const char* key) const { return json_.contains(key); }
+  /// Throws with the key, its value and the reason.
+  [[noreturn]] void refuse(const char* key, const std::string& reason) const;
+  const std::string& path() const { return path_; }
 
  private:
   const nlohmann::ordered_json* find(const char* key, bool optional) const;

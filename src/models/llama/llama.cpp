@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/models/llama.h"
 
+#include <c10/util/Exception.h>
+
 #include "models/blocks/attention.h"
 #include "models/blocks/decoder.h"
 #include "models/blocks/feed_forward.h"
-#include "models/llama/huggingface.h"
+#include "models/huggingface/base_config.h"
+#include "models/huggingface/families.h"
 #include "models/llama/llama_layer.h"
 
 namespace sherd {
@@ -40,11 +43,11 @@ struct LlamaLayer final : Layer {
 class Llama final : public Decoder {
  public:
   explicit Llama(const LlamaOptions& options)
-      : Decoder("llama", options, llama_layers(options)), config_(huggingface_config(options)) {}
+      : Decoder("llama", options, llama_layers(options)), config_(config_json(options)) {}
   std::vector<TensorSlice> slices_of(
       const std::string& name, at::IntArrayRef shape) const override {
     auto slices = Decoder::slices_of(name, shape);
-    for (auto& slice : slices) slice.tensor = huggingface_name(slice.tensor);
+    for (auto& slice : slices) slice.tensor = base_name(slice.tensor);
     return slices;
   }
   std::optional<std::string> config() const override { return config_; }
@@ -64,6 +67,9 @@ std::vector<std::shared_ptr<Layer>> llama_layers(const LlamaOptions& options) {
 }
 
 std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options) {
+  TORCH_CHECK_VALUE(
+      !options.qkv_bias || !options.qk_norm,
+      "[models.llama] qkv_bias and qk_norm are both set: set one of them, as Qwen2 and Qwen3 do");
   return std::make_shared<Llama>(options);
 }
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/huggingface/families.h"
+
+#include <c10/util/Exception.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "models/huggingface/config_file.h"
+#include "models/llama/huggingface.h"
+
+namespace sherd {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// A family of models that transformers knows, and how its config.json is read.
+struct Family {
+  const char* type;
+  const char* architecture;
+  ModelOptions (*read)(const ConfigFile& config);
+};
+
+template <auto kRead>
+ModelOptions read_as(const ConfigFile& config) {
+  return kRead(config);
+}
+
+constexpr Family kFamilies[] = {
+    {"llama", "LlamaForCausalLM", read_as<read_llama>},
+    {"mistral", "MistralForCausalLM", read_as<read_mistral>},
+    {"qwen2", "Qwen2ForCausalLM", read_as<read_qwen2>},
+    {"qwen3", "Qwen3ForCausalLM", read_as<read_qwen3>},
+};
+
+/// By architectures; without that entry by model_type; without both it is a Llama.
+const Family& family_of(const ConfigFile& config) {
+  const bool by_type = config.words("architectures").empty();
+  const auto type = config.word("model_type");
+  if (by_type && type.empty()) return kFamilies[0];
+  const char* key = by_type ? "model_type" : "architectures";
+  std::string known;
+  for (const auto& family : kFamilies) {
+    const auto* name = by_type ? family.type : family.architecture;
+    const auto wanted = by_type ? std::vector<std::string>{type} : config.words(key);
+    if (wanted == std::vector<std::string>{name}) return family;
+    known += std::string(known.empty() ? "" : ", ") + name;
+  }
+  config.refuse(key, "only one of these is supported: " + known);
+}
+
+ModelOptions options_of(const ConfigFile& config) {
+  const auto& family = family_of(config);
+  config.require("model_type", family.type);
+  return family.read(config);
+}
+
+Json entries_of(const ModelOptions& options) {
+  return llama_config(std::get<LlamaOptions>(options));
+}
+
+const LlamaOptions& base_of(const ModelOptions& options) {
+  return base_of(const_cast<ModelOptions&>(options));
+}
+
+}  // namespace
+
+ModelOptions read_model_options(const std::string& folder) {
+  const auto path = std::filesystem::path(folder) / "config.json";
+  const auto json = read_json(path);
+  auto options = options_of(ConfigFile(json, path.string()));
+  base_of(options).config = json.dump();
+  return options;
+}
+
+std::string config_json(const ModelOptions& options) {
+  auto config = entries_of(options);
+  const auto& text = base_of(options).config;
+  if (!text.empty()) {
+    auto source = Json::parse(text);
+    // What was changed since it was read; all else is as it was, in whichever form.
+    const auto before = entries_of(options_of(ConfigFile(source, "config.json")));
+    for (const auto& [key, value] : config.items()) {
+      if (before.contains(key) && before.at(key) == value) continue;
+      if (key.starts_with("rope_")) source.erase("rope_parameters");
+      if (key == "num_hidden_layers") source.erase("layer_types");
+      source[key] = value;
+    }
+    config = std::move(source);
+  }
+  return config.dump(2) + "\n";
+}
+
+}  // namespace sherd
