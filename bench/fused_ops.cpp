@@ -15,10 +15,13 @@
 #include "kernels/fp8/encode_weights.h"
 #include "kernels/fp8/fused.h"
 #include "kernels/fp8/scaled_product.h"
+#include "kernels/nn/causal_conv.h"
 #include "kernels/nn/cross_entropy.h"
 #include "kernels/nn/embedding.h"
+#include "kernels/nn/gated_norm.h"
 #include "kernels/nn/rms_norm.h"
 #include "kernels/nn/rope.h"
+#include "kernels/nn/state_space.h"
 #include "kernels/nn/swiglu.h"
 
 namespace {
@@ -163,6 +166,75 @@ void measure_embedding() {
   });
 }
 
+/// Of a layer of Nemotron-H-8B: its inner width is twice the model's.
+void measure_mamba() {
+  const int64_t inner = 2 * dim, heads = inner / 64, groups = 8, state = 128, keys = groups * state,
+                channels = inner + 2 * keys, packed_width = inner + channels + heads;
+  const auto packed = sets({1, tokens, packed_width}), conv = sets({1, tokens, channels}),
+             y = sets({1, tokens, heads, 64}), d_packed = sets({1, tokens, packed_width}),
+             d_conv = sets({1, tokens, channels});
+  const auto wide_random = [](at::IntArrayRef shape) { return wide_empty(shape).normal_(); };
+  const int64_t wide = 2 * tokens * inner, all = 2 * tokens * channels;
+
+  const auto filter = wide_random({channels, 4}), filter_bias = wide_random({channels});
+  const auto d_filter = wide_empty({channels, 4}), d_filter_bias = wide_empty({channels});
+  const auto conv_of = [&](size_t i) {
+    return sherd::CausalConv{packed[i].narrow(-1, inner, channels), filter, filter_bias};
+  };
+  report(
+      "convolution", 2 * all, [&](size_t i) { sherd::causal_conv_forward(conv_of(i), conv[i]); });
+  report("convolution, backward", 3 * all, [&](size_t i) {
+    sherd::causal_conv_backward(
+        conv_of(i), d_conv[i], {d_packed[i].narrow(-1, inner, channels), d_filter, d_filter_bias});
+  });
+
+  const auto weight = wide_random({inner}), d_weight = wide_empty({inner});
+  const auto norm_of = [&](size_t i) {
+    return sherd::GatedNorm{
+        y[i].view({tokens, inner}), packed[i][0].narrow(-1, 0, inner), weight, 1e-5, 1};
+  };
+  const auto normed = sets({tokens, inner}), dy = sets({tokens, inner});
+  report(
+      "gated norm", 3 * wide, [&](size_t i) { sherd::gated_norm_forward(norm_of(i), normed[i]); });
+  report("gated norm, backward", 6 * wide, [&](size_t i) {
+    sherd::gated_norm_backward(
+        norm_of(i), dy[i], {dy[i], d_packed[i][0].narrow(-1, 0, inner), d_weight, normed[i]});
+  });
+
+  const auto step_bias = wide_random({heads}), decay_log = wide_random({heads}),
+             through = wide_random({heads});
+  const auto part = [&](const at::Tensor& of, int64_t first, int64_t count, int64_t each) {
+    return of.narrow(-1, first, count * each).unflatten(-1, {count, each});
+  };
+  const auto space_of = [&](size_t i) {
+    return sherd::StateSpace{
+        part(conv[i], 0, heads, 64),
+        packed[i].narrow(-1, inner + channels, heads),
+        part(conv[i], inner, groups, state),
+        part(conv[i], inner + keys, groups, state),
+        step_bias,
+        decay_log,
+        through};
+  };
+  std::vector<at::Tensor> states;
+  for (int i = 0; i < kSets; ++i) {
+    states.push_back(narrow_random({1, space_of(0).chunks(), heads, 64, state}));
+  }
+  const int64_t kept = states[0].numel() * 2;
+  report("scan of states", all + wide + 2 * kept, [&](size_t i) {
+    sherd::state_space_forward(space_of(i), y[i], states[i]);
+  });
+  const auto d_step_bias = wide_empty({heads}), d_decay_log = wide_empty({heads}),
+             d_through = wide_empty({heads});
+  report("scan of states, backward", wide + 2 * all + 3 * kept, [&](size_t i) {
+    sherd::state_space_backward(
+        space_of(i), states[i], dy[i].view(y[i].sizes()),
+        {part(d_conv[i], 0, heads, 64), d_packed[i].narrow(-1, inner + channels, heads),
+         part(d_conv[i], inner, groups, state), part(d_conv[i], inner + keys, groups, state),
+         d_step_bias, d_decay_log, d_through});
+  });
+}
+
 // ---- fp8 ----------------------------------------------------------------------------------------
 
 void measure_fp8_encoders() {
@@ -283,4 +355,5 @@ int main(int argc, char** argv) {
   measure_swiglu();
   measure_cross_entropy();
   measure_embedding();
+  measure_mamba();
 }

@@ -84,7 +84,7 @@ void configure_moe(Configuration& all) {
   all.data.batch = 2;
 }
 
-/// Nemotron-H-8B. Mamba-2 keeps its chunks' matrices: without recompute they would not fit.
+/// Nemotron-H-8B.
 void configure_hybrid(Configuration& all) {
   all.model.kind = "hybrid";
   all.model.layers = 52;
@@ -92,7 +92,6 @@ void configure_hybrid(Configuration& all) {
   all.model.ssm_state = 128;
   all.model.ssm_groups = 8;
   all.model.vocab = 131072;
-  all.train.recompute = "full";
 }
 
 void capture_graph(Configuration& all) {
@@ -136,6 +135,12 @@ const std::vector<Workload>& workloads() {
        1,
        [](Configuration& changed) { changed.model.layers = 8; }},
       {{"moe", "OLMoE-1B-7B's shape, sequence 4096"}, 8, configure_moe},
+      {{"moe-graph", "the same as a CUDA graph"},
+       8,
+       [](Configuration& changed) {
+         configure_moe(changed);
+         capture_graph(changed);
+       }},
       {{"small-units", "128 units with little to compute", {"--units", "small"}},
        8,
        [](Configuration&) {},
@@ -144,7 +149,31 @@ const std::vector<Workload>& workloads() {
        8,
        capture_graph,
        true},
-      {{"hybrid", "Nemotron-H-8B's layers, sequence 8192, full recompute"}, 8, configure_hybrid},
+      {{"hybrid", "Nemotron-H-8B's layers, sequence 8192"}, 8, configure_hybrid},
+      {{"hybrid-graph", "the same as a CUDA graph"},
+       8,
+       [](Configuration& changed) {
+         configure_hybrid(changed);
+         capture_graph(changed);
+       }},
+      {{"hybrid-selective", "the same, selective recompute"},
+       8,
+       [](Configuration& changed) {
+         configure_hybrid(changed);
+         changed.train.recompute = "selective";
+       }},
+      {{"hybrid-recompute", "the same, full recompute"},
+       8,
+       [](Configuration& changed) {
+         configure_hybrid(changed);
+         changed.train.recompute = "full";
+       }},
+      {{"hybrid-fp8", "the same in fp8"},
+       8,
+       [](Configuration& changed) {
+         configure_hybrid(changed);
+         changed.precision.recipe = "fp8";
+       }},
   };
   return all;
 }

@@ -16,7 +16,8 @@ MAYBE = ["joules", "watts", "sm_mhz"]  # null where nothing measures them
 # What Sherd allocates itself; what else a device holds is known on a GPU only.
 OWN = ["model weights", "main weights", "main gradients", "optimizer state", "arena", "control"]
 VARIANTS = ["8b", "8b-graph", "8b-recompute", "8b-fp8", "8b-fp8-graph", "8b-fp8-recompute", "8b-fp8-wgrad16", "8b-fp8-block",
-            "8b-selective", "8layers", "moe", "small-units", "small-units-graph", "hybrid"]
+            "8b-selective", "8layers", "moe", "moe-graph", "small-units", "small-units-graph", "hybrid", "hybrid-graph",
+            "hybrid-selective", "hybrid-recompute", "hybrid-fp8"]
 
 
 SERVER = ForkServer(sys.argv[1], dict(os.environ, OMP_NUM_THREADS="1"))
