@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -36,6 +37,11 @@ std::optional<Json> result_of(std::vector<std::string> words, const char* option
   std::filesystem::remove(file, ignored);
   if (code != 0 || !json.is_object()) return std::nullopt;
   return json;
+}
+
+/// Returns whether the variant's peer has Mamba-2 layers.
+bool peer_scans(const BenchVariant& variant) {
+  return variant.peer.front() == "fsdp2_hybrid.py";
 }
 
 // ---- what is printed ---------------------------------------------------------------------------
@@ -217,7 +223,16 @@ BenchCommand::BenchCommand(CLI::App& app)
           "a GPU, 0 on CPU")
       ->check(CLI::NonNegativeNumber);
   command_->add_flag(
-      "--peers", peers_, "Also run PyTorch's FSDP2 on the same workloads: bench/peers/fsdp2.py");
+      "--peers", peers_,
+      "Also run PyTorch's FSDP2 on the same workloads: the scripts in bench/peers");
+  command_
+      ->add_option(
+          "--mamba-ssm", mamba_ssm_,
+          "Folder with mamba_ssm's source for the peer of hybrid variants, which is not run "
+          "without it; bench/peers/fsdp2_hybrid.py --help describes how to get it")
+      ->needs("--peers")
+      ->check(CLI::ExistingDirectory)
+      ->type_name("DIR");
   command_->add_option("--json", json_, "Write everything as JSON")->type_name("FILE");
   command_->add_flag("--table", table_, "Print a Markdown table, and the command that produced it");
   command_->add_flag("--here", here_, "Run one variant in this process and write it to --json")
@@ -255,12 +270,25 @@ std::vector<std::string> BenchCommand::words_for_sherd(const BenchVariant& varia
 /// As Sherd was run.
 std::vector<std::string> BenchCommand::words_for_peer(
     const BenchVariant& variant, double load) const {
-  std::vector<std::string> words{python(), peer_script(), "--device", device_};
-  words.insert(words.end(), variant.peer.begin(), variant.peer.end());
+  std::vector<std::string> words{python(), peer_script(variant.peer.front()), "--device", device_};
+  std::copy_if(
+      variant.peer.begin() + 1, variant.peer.end(), std::back_inserter(words),
+      [&](const std::string& word) { return !quick_ || word != "--compile"; });  // takes minutes
+  if (peer_scans(variant) && !mamba_ssm_.empty())
+    words.insert(words.end(), {"--mamba-ssm", mamba_ssm_});
   words.insert(words.end(), {"--steps", std::to_string(steps_)});
   words.insert(words.end(), {"--seconds-of-load", format_text("%g", load)});
   if (quick_) words.emplace_back("--quick");
   return words;
+}
+
+/// Returns whether to run the variant's peer. One that scans needs mamba_ssm, but for tiny models.
+bool BenchCommand::runs_peer(const BenchVariant& variant) const {
+  if (!peers_ || variant.peer.empty()) return false;
+  if (quick_ || !mamba_ssm_.empty() || !peer_scans(variant)) return true;
+  std::cerr << variant.name << ": FSDP2 is not run: it needs mamba_ssm's scan, --mamba-ssm DIR"
+            << std::endl;
+  return false;
 }
 
 std::string BenchCommand::whole_command() const {
@@ -274,6 +302,7 @@ std::string BenchCommand::whole_command() const {
   if (steps_ != 10) words.insert(words.end(), {"--steps", std::to_string(steps_)});
   if (load_) words.insert(words.end(), {"--load", format_text("%g", *load_)});
   if (peers_) words.emplace_back("--peers");
+  if (!mamba_ssm_.empty()) words.insert(words.end(), {"--mamba-ssm", mamba_ssm_});
   if (table_) words.emplace_back("--table");
   return joined(words, " ");
 }
@@ -290,7 +319,7 @@ int BenchCommand::run_each() const {
       code = 1;
       continue;
     }
-    if (peers_ && !variant.peer.empty()) {
+    if (runs_peer(variant)) {
       const auto load = (*result)["seconds_of_load"].get<double>();
       if (const auto peer = result_of(words_for_peer(variant, load), "--out")) {
         (*result)["peer"] = *peer;

@@ -23,11 +23,13 @@ class BenchCommand {
   int run_each() const;
   std::vector<std::string> words_for_sherd(const BenchVariant& variant) const;
   std::vector<std::string> words_for_peer(const BenchVariant& variant, double load) const;
+  bool runs_peer(const BenchVariant& variant) const;
   std::string whole_command() const;
 
   CLI::App* command_;
   std::vector<std::string> only_;
   std::string network_;
+  std::string mamba_ssm_;
   std::string device_ = "auto";
   std::string json_;
   int64_t steps_ = 10;

@@ -40,8 +40,8 @@ std::string import_script() {
   return first_of(SHERD_IMPORT, "../share/sherd/import_checkpoint.py", "app/import_checkpoint.py");
 }
 
-std::string peer_script() {
-  return first_of(SHERD_PEERS, "../share/sherd/fsdp2.py", "bench/peers/fsdp2.py");
+std::string peer_script(const std::string& name) {
+  return first_of(SHERD_PEERS "/" + name, "../share/sherd/peers/" + name, "bench/peers/" + name);
 }
 
 }  // namespace sherd::app

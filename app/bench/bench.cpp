@@ -100,12 +100,14 @@ void capture_graph(Configuration& all) {
 
 const std::vector<Workload>& workloads() {
   static const std::vector<Workload> all{
-      {{"8b", "Llama-3-8B, sequence 8192", {"--compile"}}},
-      {{"8b-graph", "the same as a CUDA graph", {"--compile"}}, 8, capture_graph},
-      {{"8b-recompute", "the same, full recompute", {"--compile", "--recompute", "full"}},
+      {{"8b", "Llama-3-8B, sequence 8192", {"fsdp2.py", "--compile"}}},
+      {{"8b-graph", "the same as a CUDA graph", {"fsdp2.py", "--compile"}}, 8, capture_graph},
+      {{"8b-recompute",
+        "the same, full recompute",
+        {"fsdp2.py", "--compile", "--recompute", "full"}},
        8,
        [](Configuration& changed) { changed.train.recompute = "full"; }},
-      {{"8b-fp8", "the same in fp8", {"--compile", "--fp8"}},
+      {{"8b-fp8", "the same in fp8", {"fsdp2.py", "--compile", "--fp8"}},
        8,
        [](Configuration& changed) { changed.precision.recipe = "fp8"; }},
       {{"8b-fp8-graph", "the same in fp8 as a CUDA graph"},
@@ -131,26 +133,30 @@ const std::vector<Workload>& workloads() {
        [](Configuration& changed) { changed.train.recompute = "selective"; }},
       {{"8layers",
         "8 of its layers, a world of one rank",
-        {"--compile", "--layers", "8", "--world", "1"}},
+        {"fsdp2.py", "--compile", "--layers", "8", "--world", "1"}},
        1,
        [](Configuration& changed) { changed.model.layers = 8; }},
-      {{"moe", "OLMoE-1B-7B's shape, sequence 4096"}, 8, configure_moe},
-      {{"moe-graph", "the same as a CUDA graph"},
+      {{"moe", "OLMoE-1B-7B's shape, sequence 4096", {"fsdp2_moe.py", "--compile"}},
+       8,
+       configure_moe},
+      {{"moe-graph", "the same as a CUDA graph", {"fsdp2_moe.py", "--compile"}},
        8,
        [](Configuration& changed) {
          configure_moe(changed);
          capture_graph(changed);
        }},
-      {{"small-units", "128 units with little to compute", {"--units", "small"}},
+      {{"small-units", "128 units with little to compute", {"fsdp2.py", "--units", "small"}},
        8,
        [](Configuration&) {},
        true},
-      {{"small-units-graph", "the same as a CUDA graph", {"--units", "small"}},
+      {{"small-units-graph", "the same as a CUDA graph", {"fsdp2.py", "--units", "small"}},
        8,
        capture_graph,
        true},
-      {{"hybrid", "Nemotron-H-8B's layers, sequence 8192"}, 8, configure_hybrid},
-      {{"hybrid-graph", "the same as a CUDA graph"},
+      {{"hybrid", "Nemotron-H-8B's layers, sequence 8192", {"fsdp2_hybrid.py", "--compile"}},
+       8,
+       configure_hybrid},
+      {{"hybrid-graph", "the same as a CUDA graph", {"fsdp2_hybrid.py", "--compile"}},
        8,
        [](Configuration& changed) {
          configure_hybrid(changed);
@@ -162,7 +168,9 @@ const std::vector<Workload>& workloads() {
          configure_hybrid(changed);
          changed.train.recompute = "selective";
        }},
-      {{"hybrid-recompute", "the same, full recompute"},
+      {{"hybrid-recompute",
+        "the same, full recompute",
+        {"fsdp2_hybrid.py", "--compile", "--recompute", "full"}},
        8,
        [](Configuration& changed) {
          configure_hybrid(changed);

@@ -17,7 +17,7 @@ namespace sherd::app {
 struct BenchVariant {
   std::string name;
   std::string about;  ///< description
-  /// Arguments for bench/peers/fsdp2.py to run the same with FSDP2; empty: it has no equivalent.
+  /// Script of bench/peers that runs the same with FSDP2, and its arguments; empty: there is none.
   std::vector<std::string> peer{};
 };
 

@@ -48,6 +48,38 @@ def check(one, name):
     assert memory["planned"] == memory["measured"] == sum(entries[key]["measured"] for key in OWN), memory
 
 
+def check_peer(one):
+    """The peer computed what Sherd did, by its own count of operations."""
+    peer, name = one["peer"], one["name"]
+    assert peer["peer"] == "fsdp2" and peer["device"] == "cpu" and peer["world"] == one["ranks"], (name, peer)
+    assert peer["compile"] is False, peer  # of a tiny model it would take minutes
+    assert math.isfinite(peer["loss"]) and peer["gradient_norm"] > 0, peer
+    mine, theirs = (each["tflops"] * each["seconds"] for each in (one, peer))
+    assert math.isclose(mine, theirs, rel_tol=1e-9), (name, mine, theirs)
+    # This rank's part of the main weights, in fp32; Sherd pads groups to multiples of the ranks.
+    planned = next(entry["planned"] for entry in one["memory"]["entries"] if entry["name"] == "main weights")
+    assert 0 <= planned - 4 * peer["parameters"] / one["ranks"] < 0.1 * planned, (name, planned, peer["parameters"])
+    assert math.isclose(one["times_the_peer"], peer["seconds"] / one["seconds"], rel_tol=1e-9), one
+
+
+def check_peers(out):
+    done = bench("--quick", "--only", "8b,moe,hybrid-recompute,8b-selective", "--steps", "3", "--peers", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    *compared, alone = json.loads(out.read_text())["variants"]
+    for one in compared:
+        check_peer(one)
+        assert f"Sherd is {one['times_the_peer']:.3f} times as fast" in done.stdout, done.stdout
+    assert "peer" not in alone and done.stdout.count("FSDP2: ") == len(compared), done.stdout
+    assert compared[2]["peer"]["recompute"] == "full" and compared[2]["peer"]["scan"] == "torch", compared[2]["peer"]
+    assert "hybrid: FSDP2 is not run" not in done.stderr, done.stderr
+
+    done = bench("--quick", "--only", "hybrid", "--peers", "--mamba-ssm", "nowhere")
+    assert done.returncode == 2 and "nowhere" in done.stderr and "warming up" not in done.stderr, done
+    done = bench("--quick", "--only", "hybrid", "--peers", "--mamba-ssm", str(out.parent))
+    assert done.returncode == 1 and "hybrid: FSDP2 failed" in done.stderr, done
+    assert "there is no mamba_ssm/ops/triton/ssd_combined.py" in done.stderr, done.stderr
+
+
 def main():
     with SERVER, tempfile.TemporaryDirectory() as place:
         out = pathlib.Path(place) / "bench.json"
@@ -83,7 +115,8 @@ def main():
         # A variant that fails is said so, and makes an exit code.
         done = bench("--quick", "--only", "8b", "--network", "nowhere.toml")
         assert done.returncode == 1 and "nowhere.toml" in done.stderr and "8b: failed" in done.stderr, done
-    print("two variants measured, an unknown one refused")
+        check_peers(out)
+    print("two variants measured, an unknown one refused, three compared with their peers")
 
 
 main()
