@@ -14,6 +14,7 @@
 #include "sherd/nn/linear.h"
 #include "sherd/nn/recompute.h"
 #include "sherd/optim/adamw.h"
+#include "sherd/plan/cut.h"
 #include "sherd/plan/layout.h"
 #include "sherd/plan/network.h"
 #include "sherd/plan/placement.h"

@@ -76,7 +76,7 @@ Fp8Export::Fp8Export(
     if (!is_exported_in_fp8(parameter, patterns)) continue;
     const auto& piece = parameter.pieces[Set::main];
     const int64_t end = parameter.begin + piece.numel();
-    each_run(parameter.slices, parameter.begin, end, [&](const Run& run) {
+    each_run(parameter, parameter.begin, end, [&](const Run& run) {
       const auto& matrix = tensors_.at(*run.tensor);
       for (int64_t done = 0; done < run.length; done += kMeasuredAtOnce) {
         const int64_t some = std::min(kMeasuredAtOnce, run.length - done);

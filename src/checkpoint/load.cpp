@@ -24,7 +24,7 @@ class Loader {
     const auto& piece = parameter.pieces[set];
     for (const auto& slice : parameter.slices) find(set, slice, parameter);
     const int64_t end = parameter.begin + piece.numel();
-    each_run(parameter.slices, parameter.begin, end, [&](const Run& run) {
+    each_run(parameter, parameter.begin, end, [&](const Run& run) {
       const auto& tensor = *wanted(set, *run.tensor);
       for (int64_t done = 0; done < run.length;) {
         const int64_t count = std::min(run.length - done, kAtOnce);
@@ -165,7 +165,7 @@ void load_elements(
     for (const auto& parameter : parameters) {
       if (parameter.buffer.defined()) continue;
       const int64_t end = parameter.begin + parameter.pieces[Set::main].numel();
-      each_run(parameter.slices, parameter.begin, end, [&](const Run& run) { f(parameter, run); });
+      each_run(parameter, parameter.begin, end, [&](const Run& run) { f(parameter, run); });
     }
   };
   on_all_ranks_for_long(sharded, [&] {

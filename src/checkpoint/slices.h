@@ -23,7 +23,7 @@ int64_t elements_of(const TensorSlice& slice);
 struct Run {
   const std::string* tensor = nullptr;
   int64_t in_tensor = 0;     ///< first element, counted in the tensor
-  int64_t in_parameter = 0;  ///< and in the parameter
+  int64_t in_parameter = 0;  ///< and in the parameter, or in the part of it that the rank has
   int64_t length = 0;
 };
 

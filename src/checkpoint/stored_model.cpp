@@ -7,7 +7,6 @@
 
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "checkpoint/fp8_export.h"
 #include "checkpoint/slices.h"
@@ -25,30 +24,11 @@ std::map<std::string, const AdamW::Moments*> moments_of(const AdamW* optimizer) 
   return result;
 }
 
-/// Ranks share a parameter's bytes along the data-parallel axes. Along any other each rank has
-/// values of its own, which would all be written to the same place.
-void check_axes(const ParameterShard& shard) {
-  const auto& [parameter, mesh, axes] = std::tie(shard.name, shard.mesh, shard.axes);
-  for (const auto& axis : mesh.axes()) {
-    const bool data_parallel = axis.name == axes.inner || axis.name == axes.outer;
-    TORCH_CHECK_VALUE(
-        data_parallel || axis.size == 1, "[checkpoint] parameter '", parameter,
-        "' lies on a mesh with the axis '", axis.name, "' of ", axis.size,
-        " ranks, which is not data-parallel: checkpoints of such a model can't be saved or loaded "
-        "yet; shard it over data-parallel axes alone");
-  }
-  TORCH_CHECK_VALUE(
-      mesh.size() == mesh.world().size(), "[checkpoint] parameter '", parameter,
-      "' lies on a mesh of ", mesh.size(), " of the world's ", mesh.world().size(),
-      " ranks: checkpoints of such a model can't be saved or loaded yet; shard it over "
-      "data-parallel axes of all ranks");
-}
-
 StoredParameter stored_parameter(const ParameterShard& shard, const SlicesOf& slices_of) {
-  check_axes(shard);
   StoredParameter one;
   one.name = shard.name;
-  one.slices = checked_slices(slices_of, shard.name, shard.shape);
+  one.slices = checked_slices(slices_of, shard.name, shard.whole_shape());
+  one.cut = shard.cut;
   // Its own version counter: loaded values are no optimizer's update.
   one.pieces[Set::main] = shard.main.variable_data();
   one.begin = shard.begin;
@@ -92,6 +72,21 @@ void add_buffers(
 }
 
 }  // namespace
+
+void each_run(
+    const StoredParameter& parameter,
+    int64_t begin,
+    int64_t end,
+    const std::function<void(const Run&)>& visit) {
+  if (!parameter.cut) return each_run(parameter.slices, begin, end, visit);
+  each_run(*parameter.cut, begin, end - begin, [&](const CutRun& part) {
+    const int64_t skipped = part.in_whole - part.in_part;
+    each_run(parameter.slices, part.in_whole, part.in_whole + part.length, [&](Run run) {
+      run.in_parameter -= skipped;
+      visit(run);
+    });
+  });
+}
 
 std::vector<StoredParameter> stored_parameters(
     const torch::nn::Module& model,

@@ -206,7 +206,7 @@ void write_part(
     for (const auto& parameter : parameters) {
       const auto& piece = parameter.pieces[set == Set::model ? Set::main : set];
       if (!piece.defined() || parameter.write_begin == parameter.write_end) continue;
-      each_run(parameter.slices, parameter.write_begin, parameter.write_end, [&](const Run& run) {
+      each_run(parameter, parameter.write_begin, parameter.write_end, [&](const Run& run) {
         const auto found = tensors.find(*run.tensor);
         if (found == tensors.end()) return;  // main weights of the model's dtype
         const int64_t skipped = run.in_parameter - parameter.begin;

@@ -80,6 +80,10 @@ int64_t Mesh::coordinate(const std::string& axis) const {
   return line(axis).coordinate;
 }
 
+const std::vector<int64_t>& Mesh::ranks(const std::string& axis) const {
+  return line(axis).ranks;
+}
+
 int64_t Mesh::size() const {
   return std::accumulate(
       axes_.begin(), axes_.end(), int64_t{1},

@@ -8,6 +8,7 @@
 
 #include "models/huggingface/weights_folder.h"
 #include "sherd/checkpoint/checkpoint.h"
+#include "sherd/shard/fully_shard.h"
 
 namespace sherd {
 namespace {
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 TensorShapes tensor_shapes(const LanguageModel& model) {
   TensorShapes result;
   for (const auto& item : model.named_parameters()) {
-    for (const auto& slice : model.slices_of(item.key(), item.value().sizes())) {
+    for (const auto& slice : model.slices_of(item.key(), whole_shape(item.value()))) {
       result[slice.tensor] = slice.shape;
     }
   }

@@ -98,13 +98,6 @@ void check(const AdamWOptions& options) {
 
 }  // namespace
 
-/// Gradients whose squares are summed over the same ranks: those of parameters [begin, end).
-struct NormRange {
-  std::vector<Communicator*> communicators;
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
 struct AdamW::State {
   ~State() {
     const auto alive_still = runtime.lock();
@@ -114,19 +107,18 @@ struct AdamW::State {
   AdamWOptions options;
   std::string range_name;
   ControlRules rules;
-  std::vector<std::string> names;  // of the parameters, sorted by domain
+  // Of each trainable parameter.
+  std::vector<std::string> names;
   std::vector<AdamWTensors> tensors;
-  std::vector<size_t> order;  // of each, its place among the moments
-  std::vector<bool> frozen;   // in the order of moments
+  std::vector<bool> frozen;
   std::vector<double> frozen_at;
   std::vector<at::Tensor> storages;
   std::vector<Moments> moments;
   AdamWPass pass;
-  Measurement measurement;
-  at::Tensor fields;  // the control
-  at::Tensor sums;    // of squares: one per parameter
-  at::Tensor totals;  // one per domain
-  std::vector<NormRange> domains;
+  Measurement measurement;  // of the gradients that this rank counts
+  at::Tensor fields;        // the control
+  at::Tensor sums;          // of squares: one for each of those gradients
+  at::Tensor total;         // of all ranks
 
   ShardedModel model() const {
     auto alive = runtime.lock();
@@ -139,7 +131,7 @@ struct AdamW::State {
   void follow_frozen(const ShardedModel& model);
   void build_pass();
   void set_missed(const Progress& progress);
-  void measure() const;
+  void measure(const World& world) const;
   static void check_tokens(const ShardedModel& model, std::optional<int64_t> tokens);
   void sum_tokens(const ShardedModel& model, int64_t tokens) const;
   void check_finite(const ShardedModel& model) const;
@@ -157,26 +149,21 @@ void AdamW::State::prepare(const ShardedModel& model) {
     moments.push_back({shards[i].name, first.pieces[i], second.pieces[i]});
   }
   std::vector<at::Tensor> gradients;
-  for (const auto& domain : norm_domains(shards)) {
-    const auto begin = std::ssize(names);
-    for (const size_t number : domain.shards) {
-      const auto& shard = shards[number];
-      names.push_back(shard.name);
-      tensors.push_back(
-          {shard.main, shard.gradient, first.pieces[number], second.pieces[number],
-           shard.model_weight, settings_of(shard.name, options)});
-      order.push_back(number);
-      gradients.push_back(shard.gradient);
-    }
-    domains.push_back({domain.communicators, begin, std::ssize(names)});
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const auto& shard = shards[i];
+    names.push_back(shard.name);
+    tensors.push_back(
+        {shard.main, shard.gradient, first.pieces[i], second.pieces[i], shard.model_weight,
+         settings_of(shard.name, options)});
+    if (shard.counted) gradients.push_back(shard.gradient);
   }
   frozen.assign(tensors.size(), false);
   frozen_at.assign(tensors.size(), 0);
   build_pass();
   measurement = Measurement(gradients);
   const auto numbers = at::TensorOptions().dtype(at::kDouble).device(model.world().device());
-  sums = at::zeros({std::ssize(names)}, numbers);
-  totals = at::zeros({std::ssize(domains)}, numbers);
+  sums = at::zeros({std::ssize(gradients)}, numbers);
+  total = at::zeros({1}, numbers);
   fields = at::zeros({control::count}, numbers);
 }
 
@@ -190,9 +177,8 @@ void AdamW::State::follow_frozen(const ShardedModel& model) {
       "' were frozen or made trainable since the last step: run a step before capturing one");
   const double updates = value(control::step);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const size_t number = order[i];
-    if (now[number] && !frozen[number]) frozen_at[i] = updates;
-    if (!now[number] && frozen[number]) tensors[i].settings.missed += updates - frozen_at[i];
+    if (now[i] && !frozen[i]) frozen_at[i] = updates;
+    if (!now[i] && frozen[i]) tensors[i].settings.missed += updates - frozen_at[i];
   }
   frozen = now;
   build_pass();
@@ -216,22 +202,17 @@ void AdamW::State::build_pass() {
   const OutsideInference normal;
   std::vector<AdamWTensors> trained;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!frozen[order[i]]) trained.push_back(tensors[i]);
+    if (!frozen[i]) trained.push_back(tensors[i]);
   }
   pass = AdamWPass(trained);
 }
 
-/// The sum of squares of each domain, over its ranks.
-void AdamW::State::measure() const {
+/// The sum of squares of all gradients: each rank adds those that it counts, the world the ranks.
+void AdamW::State::measure(const World& world) const {
   measurement.run(sums);
-  for (size_t i = 0; i < domains.size(); ++i) {
-    const auto& [communicators, begin, end] = domains[i];
-    auto total = totals.narrow(0, static_cast<int64_t>(i), 1);
-    at::sum_out(total, sums.narrow(0, begin, end - begin), {0}, /*keepdim=*/true);
-    for (auto* communicator : communicators) {
-      communicator->all_reduce(total, Reduction::sum()).wait();
-    }
-  }
+  auto result = total;
+  at::sum_out(result, sums, {0}, /*keepdim=*/true);
+  world.communicator().all_reduce(result, Reduction::sum()).wait();
 }
 
 void AdamW::State::check_tokens(const ShardedModel& model, std::optional<int64_t> tokens) {
@@ -255,9 +236,7 @@ void AdamW::State::sum_tokens(const ShardedModel& model, int64_t tokens) const {
   }
   auto sum = field(control::tokens);
   sum.copy_(own);
-  for (auto* communicator : model.data_communicators()) {
-    communicator->all_reduce(sum, Reduction::sum()).wait();
-  }
+  model.world().communicator().all_reduce(sum, Reduction::sum()).wait();
 }
 
 AdamW::AdamW(ModuleRef model, const AdamWOptions& options) : state_(std::make_unique<State>()) {
@@ -295,8 +274,8 @@ void AdamW::step(const StepOptions& options) {
   state_->follow_frozen(model);
   const ProfileScope scope(state_->range_name);
   if (options.tokens) state_->sum_tokens(model, *options.tokens);
-  state_->measure();
-  advance_control(state_->fields, state_->totals, state_->rules);
+  state_->measure(model.world());
+  advance_control(state_->fields, state_->total, state_->rules);
   state_->pass.run(state_->fields);
   model.publish_update();
   if (!state_->options.scaling && model.world().device().is_cpu()) state_->check_finite(model);
@@ -357,7 +336,7 @@ AdamW::Progress AdamW::progress() const {
       updates(), state_->options.scaling ? loss_scale() : 0,
       static_cast<int64_t>(state_->value(control::healthy))};
   for (size_t i = 0; i < state_->names.size(); ++i) {
-    const bool frozen = state_->frozen[state_->order[i]];
+    const bool frozen = state_->frozen[i];
     const double missed = state_->tensors[i].settings.missed +
                           (frozen ? static_cast<double>(result.updates) - state_->frozen_at[i] : 0);
     if (missed > 0) result.missed[state_->names[i]] = static_cast<int64_t>(missed);
@@ -388,7 +367,7 @@ OptimizerBytes AdamW::allocated_bytes() const {
     bytes.moments += static_cast<int64_t>(storage.nbytes());
   bytes.control =
       state.pass.bytes() + state.measurement.bytes() +
-      static_cast<int64_t>(state.fields.nbytes() + state.sums.nbytes() + state.totals.nbytes());
+      static_cast<int64_t>(state.fields.nbytes() + state.sums.nbytes() + state.total.nbytes());
   return bytes;
 }
 

@@ -60,8 +60,11 @@ class Claim {
     for (auto& shared : shared_) {
       // Used by two units: it belongs to the one around both, which is this one.
       const auto owner = find_owner(shared.parameter);
-      // Held by `owner` meanwhile.
-      if (owner.unit) shared.dtype = take_from(*owner.unit, shared.parameter);
+      if (owner.unit) {  // which holds it meanwhile
+        auto taken = take_from(*owner.unit, shared.parameter);
+        shared.dtype = taken.dtype;
+        shared.cut = std::move(taken.cut);
+      }
       own_.push_back(shared);
     }
     std::unordered_set<const c10::TensorImpl*> seen;
@@ -135,19 +138,19 @@ class Claim {
     }
   }
 
-  /// The dtype that the parameter was given with.
-  static c10::ScalarType take_from(Unit& unit, const at::Tensor& parameter) {
+  /// Returns the parameter as it was given to the unit.
+  static UnshardedParameter take_from(Unit& unit, const at::Tensor& parameter) {
     if (unit.runtime()) unit.runtime()->check_between_passes("fully_shard");
     auto all = unit.give_back();
     const auto taken =
         std::find_if(all.begin(), all.end(), [&](const UnshardedParameter& candidate) {
           return candidate.parameter.is_same(parameter);
         });
-    const auto dtype = taken->dtype;
+    auto result = std::move(*taken);
     all.erase(taken);
     unit.take(all);
     if (unit.groups().empty()) registry().keep_alive(unit.shared_from_this(), true);
-    return dtype;
+    return result;
   }
 
   torch::nn::Module& module_;
@@ -226,10 +229,7 @@ void shard(
   const auto& mesh = *shared;
   auto unit = std::make_shared<Unit>(UnitSettings(name, options, root, shared));
   const auto axes = unit->axes();
-  TORCH_CHECK_VALUE(
-      mesh.has(axes.inner) && (axes.outer.empty() || mesh.has(axes.outer)), "[shard] '", name,
-      "' is to be sharded over the axes '", axes.inner, "' and '", axes.outer,
-      "', which the mesh does not have: name its data-parallel axes in options.axes");
+  unit->settings().check_mesh();
   Claim claim(*module, options.ignored);
   auto candidates = claim.candidates();
   std::string facts = "'" + name + "' with";

@@ -148,24 +148,23 @@ class Birth {
       auto& group = *unit_.groups()[place.group];
       if (!group.storage().is_uninitialised(place.index)) continue;
       const auto name = join(path_, group.name(place.index));
-      const auto values = options_.values(name, place.parameter.sizes());
+      const auto values = options_.values(name, group.layout().whole_shape(place.index));
       if (!values) continue;
-      if (values->kind != InitialValues::Kind::constant) check_key(group, name);
       group.storage().fill_by_key(
           place.index, key_of(options_.seed, name),
           {static_cast<KeyedValues::Kind>(values->kind), values->a, values->b});
     }
   }
 
-  /// The key has no place for the expert's number: all ranks along `ep` would get the same one.
-  static void check_key(const Group& group, const std::string& name) {
-    const auto& mesh = group.traits().mesh;
+  /// A module that has a part of a parameter would set it as if it were the whole: by its smaller
+  /// size, and with the same numbers on all ranks.
+  static void check_whole(const Group& group, size_t member, const std::string& name) {
+    const auto& cut = group.layout().cut(member);
     TORCH_CHECK_VALUE(
-        !mesh.has("ep") || mesh.size("ep") == 1, "[shard] parameter '", name,
-        "' has a mesh with the axis 'ep' of ", mesh.size("ep"),
-        " ranks, and random values by key would be the same on all of them: build its module with "
-        "values, or give it constants in options.values and then values of its own with "
-        "sherd::edit_parameters");
+        !cut || part_shape(*cut) == cut->shape, "[shard] parameter '", name, "' has ",
+        cut ? to_text(*cut) : "",
+        ", and its module's reset_parameters() knows nothing of the rest: give it values in "
+        "InitialiseOptions::values, which draws those of the whole");
   }
 
   void materialise() {
@@ -175,7 +174,7 @@ class Birth {
       const auto& group = *unit_.groups()[place.group];
       if (!group.storage().is_uninitialised(place.index)) continue;
       fresh_.push_back({join(path_, group.name(place.index)), place.parameter, place});
-      check_key(group, fresh_.back().name);
+      check_whole(group, place.index, fresh_.back().name);
     }
     add_buffers(device);
     if (fresh_.empty()) return;

@@ -12,7 +12,9 @@
 namespace sherd {
 namespace {
 
-void set_replica(ParameterShard& shard, const GroupLayout& layout) {
+void set_replica(ParameterShard& shard, const GroupLayout& layout, const PartLines& lines) {
+  shard.replica = lines.index;
+  shard.replicas = lines.count;
   const auto sizes = layout.traits().axis_sizes();
   const auto coordinates = layout.traits().coordinates();
   const auto repeat = [&](Spread spread, int64_t size, int64_t coordinate) {
@@ -22,9 +24,11 @@ void set_replica(ParameterShard& shard, const GroupLayout& layout) {
   };
   repeat(layout.main_spreads().outer, std::max<int64_t>(1, sizes.outer), coordinates.outer);
   repeat(layout.main_spreads().inner, std::max<int64_t>(1, sizes.inner), coordinates.inner);
+  const bool alone = layout.traits().mesh.world().launcher() == Launcher::emulated;
+  shard.counted = shard.replica == 0 || alone;
 }
 
-ParameterShard shard_of(const Group& group, size_t member) {
+ParameterShard shard_of(const Group& group, size_t member, const PartLines& lines) {
   const auto& layout = group.layout();
   const auto& traits = group.traits();
   const auto& storage = group.storage();
@@ -32,6 +36,7 @@ ParameterShard shard_of(const Group& group, size_t member) {
   ParameterShard shard{
       .name = group.name(member),
       .shape = layout.flat().parameters()[member].shape,
+      .cut = layout.cut(member),
       .trainable = traits.trainable,
       .main = storage.main_pieces()[member],
       .begin = piece.begin,
@@ -43,22 +48,20 @@ ParameterShard shard_of(const Group& group, size_t member) {
     shard.gradient = storage.gradient_pieces()[member];
     shard.model_weight = storage.model_weight_piece(member);
   }
-  set_replica(shard, layout);
-  for (const auto& axis : traits.norm_axes()) {
-    shard.norm_communicators.push_back(&traits.mesh.communicator(axis));
-  }
+  set_replica(shard, layout, lines);
   return shard;
 }
 
 }  // namespace
 
-std::vector<ParameterShard> parameter_shards(const std::vector<Unit*>& units) {
+std::vector<ParameterShard> parameter_shards(
+    const std::vector<Unit*>& units, const std::vector<PartLines>& lines) {
   std::vector<ParameterShard> result;
   int64_t groups = 0;
   for (const auto* unit : units) {
     for (const auto& group : unit->groups()) {
       for (size_t member = 0; member < group->size(); ++member) {
-        auto shard = shard_of(*group, member);
+        auto shard = shard_of(*group, member, lines[result.size()]);
         if (unit != units.back()) shard.name = unit->name() + "." + shard.name;
         shard.group = groups;
         result.push_back(std::move(shard));
@@ -88,6 +91,23 @@ std::string names_of_frozen(
   return text.empty() ? "none" : text;
 }
 
+at::Tensor join_parts(const ParameterShard& shard, const World& world) {
+  const OutsideInference normal;
+  const auto whole = at::zeros(shard.cut->shape, shard.main.options());
+  if (shard.counted) {
+    const auto flat = whole.view({-1});
+    each_run(*shard.cut, shard.begin, shard.main.numel(), [&](const CutRun& run) {
+      flat.narrow(0, run.in_whole, run.length)
+          .copy_(shard.main.narrow(0, run.in_part - shard.begin, run.length));
+    });
+  }
+  if (whole.numel() == 0) return whole;
+  // One rank has written each byte, so their sum is exact, whatever they mean.
+  const auto bytes = whole.view({-1}).view(at::kByte);
+  world.communicator().all_reduce(bytes, Reduction::sum()).synchronize();
+  return whole;
+}
+
 ShardBuffers allocate_like_main(const std::vector<ParameterShard>& shards, c10::ScalarType dtype) {
   const OutsideInference normal;
   ShardBuffers result;
@@ -99,19 +119,6 @@ ShardBuffers allocate_like_main(const std::vector<ParameterShard>& shards, c10::
       group = shard.group;
     }
     result.pieces.push_back(result.storages.back().narrow(0, shard.offset, shard.main.numel()));
-  }
-  return result;
-}
-
-std::vector<NormDomain> norm_domains(const std::vector<ParameterShard>& shards) {
-  std::vector<NormDomain> result;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const auto& over = shards[i].norm_communicators;
-    auto domain = std::find_if(result.begin(), result.end(), [&](const NormDomain& known) {
-      return known.communicators == over;
-    });
-    if (domain == result.end()) domain = result.insert(domain, NormDomain{over, {}});
-    domain->shards.push_back(i);
   }
   return result;
 }

@@ -4,10 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "shard/cut_agreement.h"
 #include "sherd/comm/mesh.h"
+#include "sherd/plan/cut.h"
 
 namespace sherd {
 
@@ -17,7 +20,8 @@ class Unit;
 /// tensors are flat, of equal length and possibly empty, and their addresses never change.
 struct ParameterShard {
   std::string name;              ///< within the root's module
-  std::vector<int64_t> shape{};  ///< shape of the whole parameter
+  std::vector<int64_t> shape{};  ///< shape of the parameter: of the part if it is cut
+  std::optional<Cut> cut{};      ///< the part of a whole that the parameter is; none: the whole
   bool trainable = true;         ///< when it was sharded
 
   at::Tensor main{};          ///< main weight
@@ -25,8 +29,11 @@ struct ParameterShard {
   at::Tensor model_weight{};  ///< undefined where the model computes with the main weight itself
 
   int64_t begin = 0;     ///< first of the elements, counted in the parameter
-  int64_t replica = 0;   ///< number of this rank among those that hold the same elements
-  int64_t replicas = 1;  ///< number of ranks that hold the same elements
+  int64_t replica = 0;   ///< number of this rank among those of the world with the same elements
+  int64_t replicas = 1;  ///< number of ranks of the world that hold the same elements
+  /// Whether this rank adds the elements to sums over the world, so that they count once: the first
+  /// replica does, and an emulated rank, which is alone.
+  bool counted = true;
 
   // Position in this rank's part of the group's flat buffer.
   int64_t group = 0;       ///< number of the group, counted over all units
@@ -35,20 +42,26 @@ struct ParameterShard {
 
   Mesh mesh;        ///< ranks that hold the parameter
   DataAxes axes{};  ///< data-parallel axes of the mesh
-  /// Communicators of the axes along which ranks hold different elements. A norm is summed over
-  /// these.
-  std::vector<Communicator*> norm_communicators{};
+
+  /// Returns the shape of the whole parameter.
+  const std::vector<int64_t>& whole_shape() const { return cut ? cut->shape : shape; }
 };
 
 /// Returns the shards of all parameters of the units, frozen ones included, in the order of units,
-/// groups and members: the same on every rank. The last unit is the root.
-std::vector<ParameterShard> parameter_shards(const std::vector<Unit*>& units);
+/// groups and members: the same on every rank. `lines`: as agree_on_cuts returns them. The last
+/// unit is the root.
+std::vector<ParameterShard> parameter_shards(
+    const std::vector<Unit*>& units, const std::vector<PartLines>& lines);
 /// Returns those that were trainable when they were sharded, in the same order.
 std::vector<ParameterShard> trainable_only(const std::vector<ParameterShard>& shards);
 /// Returns the names of those that are frozen, with commas, or "none". `frozen` has an entry for
 /// each that was trainable when it was sharded.
 std::string names_of_frozen(
     const std::vector<ParameterShard>& shards, const std::vector<bool>& frozen);
+
+/// Returns the whole main weight that a shard with a cut belongs to, from the parts of all ranks;
+/// takes its memory. Collective; blocks.
+at::Tensor join_parts(const ParameterShard& shard, const World& world);
 
 /// Zeros for each element of some shards.
 struct ShardBuffers {
@@ -58,13 +71,5 @@ struct ShardBuffers {
 /// Allocates optimizer state: flat buffers that are laid out as the main weights are. Shards of one
 /// group must be neighbours.
 ShardBuffers allocate_like_main(const std::vector<ParameterShard>& shards, c10::ScalarType dtype);
-
-/// Shards whose squares are summed over the same ranks.
-struct NormDomain {
-  std::vector<Communicator*> communicators;
-  std::vector<size_t> shards;  ///< numbers in the given list
-};
-/// Sorts shards by the ranks that their squares are summed over; in the same order on every rank.
-std::vector<NormDomain> norm_domains(const std::vector<ParameterShard>& shards);
 
 }  // namespace sherd

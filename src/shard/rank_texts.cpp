@@ -22,17 +22,6 @@ Communicator::OnStream on_current_stream(c10::Device device) {
   return current_stream(device);
 }
 
-/// The number of the first line that differs; the last one's if none does.
-size_t differing_line(const std::string& one, const std::string& other) {
-  const auto lines = [](const std::string& text) {
-    return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
-  };
-  const size_t most = std::max(lines(one), lines(other));
-  size_t number = 0;
-  while (number + 1 < most && line_of(one, number) == line_of(other, number)) ++number;
-  return number;
-}
-
 }  // namespace
 
 int64_t hash_of(const std::string& text) {
@@ -87,19 +76,38 @@ std::vector<Statement> collect(
   return result;
 }
 
-void require_same(
-    Communicator& communicator, c10::Device device, const char* what, const std::string& text) {
-  if (device.is_meta()) return;
+std::optional<std::pair<Statement, Statement>> differing_texts(
+    Communicator& communicator, c10::Device device, const std::string& text) {
+  if (device.is_meta()) return std::nullopt;
   const int64_t hash = hash_of(text);
   const auto ends = max_over(communicator, device, {hash, ~hash});
-  if (ends[0] == ~ends[1]) return;
+  if (ends[0] == ~ends[1]) return std::nullopt;
   const auto first = text_of(communicator, device, 0, text);
   const auto other = lowest_rank(communicator, device, text != first).value_or(0);
-  const auto theirs = text_of(communicator, device, other, text);
+  return std::pair(
+      Statement{0, first}, Statement{other, text_of(communicator, device, other, text)});
+}
+
+void require_same(
+    Communicator& communicator, c10::Device device, const char* what, const std::string& text) {
+  const auto sides = differing_texts(communicator, device, text);
+  if (!sides) return;
+  const auto& [one, other] = *sides;
   TORCH_CHECK(
-      false, "[shard.agree] rank 0 and rank ", other, " of '", communicator.name(), "' do not ",
-      what, " the same. Rank 0: ", first, ". Rank ", other, ": ", theirs,
+      false, "[shard.agree] rank ", one.rank, " and rank ", other.rank, " of '",
+      communicator.name(), "' do not ", what, " the same. Rank ", one.rank, ": ", one.text,
+      ". Rank ", other.rank, ": ", other.text,
       ". All ranks must shard the same units in the same order, with the same options");
+}
+
+size_t differing_line(const std::string& one, const std::string& other) {
+  const auto lines = [](const std::string& text) {
+    return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
+  };
+  const size_t most = std::max(lines(one), lines(other));
+  size_t number = 0;
+  while (number + 1 < most && line_of(one, number) == line_of(other, number)) ++number;
+  return number;
 }
 
 std::string line_of(const std::string& text, size_t number) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sherd/comm/communicator.h"
@@ -37,6 +38,12 @@ struct Statement {
 std::vector<Statement> collect(
     Communicator& communicator, c10::Device device, const std::string& text, size_t most);
 
+/// Returns what rank 0 and another rank say if not all say the same; nothing if they do. Blocks.
+std::optional<std::pair<Statement, Statement>> differing_texts(
+    Communicator& communicator, c10::Device device, const std::string& text);
+
+/// Returns the number of the first line that differs; of the last one if none does.
+size_t differing_line(const std::string& one, const std::string& other);
 /// Returns a line of a text, counted from 0.
 std::string line_of(const std::string& text, size_t number);
 /// Returns what two ranks say where their texts first differ.

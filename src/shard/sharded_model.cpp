@@ -22,15 +22,6 @@ const std::vector<ParameterShard>& ShardedModel::shards() const {
   return runtime_->shards();
 }
 
-std::vector<Communicator*> ShardedModel::data_communicators() const {
-  const auto& root = runtime_->root();
-  std::vector<Communicator*> result;
-  for (const auto& axis : {root.axes().inner, root.axes().outer}) {
-    if (!axis.empty()) result.push_back(&root.mesh().communicator(axis));
-  }
-  return result;
-}
-
 std::vector<std::string> ShardedModel::exchange_text(const std::string& text, size_t most) const {
   std::vector<std::string> result;
   for (auto& said : runtime_->parts().agreement.records().collect(text, most))

@@ -36,8 +36,6 @@ class ShardedModel {
   const std::string& name() const;  ///< name of the root unit
   Loss loss() const;
   const std::vector<ParameterShard>& shards() const;
-  /// Returns the communicators of the root's data-parallel axes.
-  std::vector<Communicator*> data_communicators() const;
   /// Returns the texts of the first `most` ranks whose text is not empty. Blocks. Collective.
   std::vector<std::string> exchange_text(const std::string& text, size_t most) const;
 

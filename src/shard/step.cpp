@@ -21,23 +21,12 @@
 namespace sherd {
 namespace {
 
-/// Sums a number over the ranks of the communicators. Blocks. Collective.
-double sum_over(const std::vector<Communicator*>& communicators, c10::Device device, double value) {
-  auto sum = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(device));
+/// Sums a number over all ranks. Blocks. Collective.
+double sum_over(const World& world, double value) {
+  auto sum = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
   sum.fill_(value);
-  for (auto* communicator : communicators) {
-    communicator->all_reduce(sum, Reduction::sum()).synchronize();
-  }
+  world.communicator().all_reduce(sum, Reduction::sum()).synchronize();
   return sum.item<double>();
-}
-
-/// Sums the tokens over the data-parallel ranks of the root's mesh. Blocks. Collective.
-double tokens_of_all_ranks(const Unit& root, int64_t tokens) {
-  std::vector<Communicator*> communicators;
-  for (const auto& axis : {root.axes().inner, root.axes().outer}) {
-    if (!axis.empty()) communicators.push_back(&root.mesh().communicator(axis));
-  }
-  return sum_over(communicators, root.mesh().world().device(), static_cast<double>(tokens));
 }
 
 }  // namespace
@@ -132,7 +121,7 @@ void step(ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions
   check_not_negative(*runtime, options.tokens);
   runtime->check_complete("optimizer.step()");
   if (options.tokens) {
-    runtime->divide_by_tokens(tokens_of_all_ranks(runtime->root(), *options.tokens));
+    runtime->divide_by_tokens(sum_over(runtime->world(), static_cast<double>(*options.tokens)));
   }
   optimizer.step();
   runtime->publish();
@@ -149,20 +138,15 @@ double gradient_norm(ModuleRef model, const StepOptions& options) {
   check_not_negative(*runtime, options.tokens);
   runtime->check_complete("gradient_norm");
   const c10::NoGradGuard no_grad;
-  const auto shards = trainable_only(runtime->shards());
-  const auto device = runtime->world().device();
-  double squares = 0;
-  for (const auto& domain : norm_domains(shards)) {
-    double mine = 0;
-    for (const auto number : domain.shards) {
-      const auto norm = at::linalg_vector_norm(shards[number].gradient, 2, {}, false, at::kDouble);
-      mine += norm.square().item<double>();
-    }
-    squares += sum_over(domain.communicators, device, mine);
+  double mine = 0;
+  for (const auto& shard : runtime->shards()) {
+    if (!shard.trainable || !shard.counted) continue;
+    const auto norm = at::linalg_vector_norm(shard.gradient, 2, {}, false, at::kDouble);
+    mine += norm.square().item<double>();
   }
-  const double norm = std::sqrt(squares);
+  const double norm = std::sqrt(sum_over(runtime->world(), mine));
   if (!per_token) return norm;
-  const double tokens = tokens_of_all_ranks(runtime->root(), *options.tokens);
+  const double tokens = sum_over(runtime->world(), static_cast<double>(*options.tokens));
   TORCH_CHECK_VALUE(
       tokens > 0, "[shard] gradient_norm of '", runtime->root().name(),
       "': the step has no tokens on any rank");
@@ -184,13 +168,20 @@ std::vector<std::pair<std::string, at::Tensor>> full_parameters(ModuleRef model)
     for (const auto& group : unit->groups()) {
       const auto full = group->storage().gather_main_weight();
       for (size_t member = 0; member < group->size(); ++member) {
+        const auto& shard = runtime->shards()[result.size()];
         result.emplace_back(
-            runtime->units().full_name(*unit, group->name(member)),
-            group->layout().view(full, member).clone());
+            shard.name, shard.cut ? join_parts(shard, runtime->world())
+                                  : group->layout().view(full, member).clone());
       }
     }
   }
   return result;
+}
+
+std::vector<int64_t> whole_shape(const at::Tensor& parameter) {
+  const auto owner = find_owner(parameter);
+  if (!owner.unit) return parameter.sizes().vec();
+  return owner.unit->groups()[owner.group]->layout().whole_shape(owner.member);
 }
 
 namespace {

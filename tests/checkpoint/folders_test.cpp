@@ -206,30 +206,5 @@ TEST_F(CheckpointFolders, UpdatesThatAFrozenParameterMissedComeBack) {
   for (const int64_t i : {4, 5, 6}) EXPECT_EQ(other.step(i), subject_.step(i)) << i;
 }
 
-TEST(CheckpointAxes, OneThatIsNotDataParallelIsRefusedByName) {
-  const auto world = World::emulated({.size = 2});
-  const TemporaryFolder place;
-  Subject subject(world, {.mesh = Mesh(world, {{"dp", 1}, {"ep", 2}})}, 1);
-  const auto folder = place.file("step-1");
-  const auto expect = [&](const auto& call) {
-    try {
-      call();
-      FAIL();
-    } catch (const c10::ValueError& error) {
-      const std::string text = error.what_without_backtrace();
-      for (const char* words : {"[checkpoint]", "'ep'", "parameter 'first.", "data-parallel"}) {
-        EXPECT_NE(text.find(words), std::string::npos) << text;
-      }
-    }
-  };
-  expect([&] { save(subject.model, *subject.optimizer, folder); });
-  EXPECT_FALSE(fs::exists(folder + ".part"));
-  expect([&] { load(subject.model, *subject.optimizer, folder); });
-  expect([&] {
-    BackgroundSave background;
-    background.begin(*subject.model, nullptr, folder);
-  });
-}
-
 }  // namespace
 }  // namespace sherd::testing

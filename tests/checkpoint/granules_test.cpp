@@ -2,35 +2,12 @@
 // Checkpoints of models whose parameters may be cut only by rows, in blocks or nowhere: saved under
 // one such cut and loaded under others, by one rank and by all.
 #include "shard/granules.h"
+#include "checkpoint/shared_folder.h"
 #include "checkpoint/small_model.h"
-#include "files/temporary_folder.h"
 #include "sherd/checkpoint/checkpoint.h"
 
 namespace sherd::testing {
 namespace {
-
-/// Rank 0's, under the same name on all ranks.
-class SharedFolder {
- public:
-  SharedFolder() {
-    const auto& world = test_world();
-    if (world.rank() == 0) own_.emplace();
-    auto name = torch::zeros({512}, torch::kByte);
-    if (own_) std::copy(own_->path().begin(), own_->path().end(), name.data_ptr<uint8_t>());
-    auto shared = name.to(world.device());
-    world.communicator().broadcast(shared, 0).synchronize();
-    path_ = reinterpret_cast<const char*>(shared.cpu().data_ptr<uint8_t>());
-  }
-  ~SharedFolder() { test_world().communicator().barrier().synchronize(); }
-  SharedFolder(const SharedFolder&) = delete;
-  SharedFolder& operator=(const SharedFolder&) = delete;
-
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::optional<TemporaryFolder> own_;
-  std::string path_;
-};
 
 /// Everything that a checkpoint has of a model, whole.
 using Content = std::map<std::string, at::Tensor>;

@@ -70,6 +70,19 @@ TEST(MeshTest, FlattensAxesInTheGivenOrder) {
       test_world().rank());
 }
 
+TEST(MeshTest, KnowsTheWorldsRanksAlongAnAxis) {
+  const Mesh mesh(test_world(), two_axes());
+  const auto flat = mesh.flatten({"dp", "dp_outer"}, "all");
+  for (const auto& [any, axis] :
+       {std::pair(&mesh, "dp"), std::pair(&mesh, "dp_outer"), std::pair(&flat, "all")}) {
+    const auto& ranks = any->ranks(axis);
+    ASSERT_EQ(std::ssize(ranks), any->size(axis));
+    EXPECT_EQ(ranks[static_cast<size_t>(any->coordinate(axis))], test_world().rank());
+    if (!is_emulated()) EXPECT_EQ(members(any->communicator(axis)), ranks) << axis;
+  }
+  EXPECT_THROW(mesh.ranks("tp"), c10::ValueError);
+}
+
 TEST(MeshTest, OpensFurtherCommunicatorsAlongAnAxis) {
   const Mesh mesh(test_world(), two_axes());
   const auto gathers = mesh.new_communicator("dp", "dp.gather");

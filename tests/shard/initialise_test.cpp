@@ -343,26 +343,6 @@ TEST(UninitialisedTest, AModuleWithoutResetParametersIsNamedWithTheRemedies) {
   EXPECT_EQ(model(torch::ones({7}).to(test_world().device())).item<float>(), 21);
 }
 
-TEST(UninitialisedTest, ExpertsOnSeveralRanksGetNoValuesByKey) {
-  const int64_t ranks = test_world().size();
-  const UnitOptions experts{.mesh = shared_mesh({{"dp", 1}, {"ep", ranks}})};
-  const auto constant = [](const std::string&, at::IntArrayRef) {
-    return std::optional(InitialValues::constant(3));
-  };
-  auto model = make_on_meta();
-  fully_shard(model->blocks[1], experts);
-  fully_shard(model, {.mesh = mesh_for({})});
-  if (ranks > 1) {
-    const auto said = {
-        std::string("[shard]"), std::string("'block1."), std::string("'ep'"),
-        c10::str(ranks, " ranks"), std::string("edit_parameters")};
-    expect_error(said, [&] { initialise(model); });
-    expect_error(said, [&] { initialise(model, {.values = by_key}); });
-  }
-  initialise(model, {.values = constant});  // the same for every expert is what was asked for
-  EXPECT_EQ(tensor_called(full_parameters(model), "block1.up.bias")[0].item<float>(), 3);
-}
-
 TEST(UninitialisedTest, BuffersOfOtherShapesAreToldApart) {
   const int64_t rank = test_world().rank();
   if (test_world().size() == 1) return;

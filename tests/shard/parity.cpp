@@ -70,6 +70,27 @@ Mesh mesh_for(const ShardingCase& way) {
   return shared_mesh({{"dp_outer", outer}, {"dp", size / outer}});
 }
 
+Cut cut_into(int64_t count, int64_t index, at::IntArrayRef part) {
+  auto shape = part.vec();
+  shape[0] *= count;
+  return {shape, 0, {{index * part[0], (index + 1) * part[0]}}};
+}
+
+std::vector<ParameterRule> rules_cutting_into(
+    int64_t count, int64_t index, const torch::nn::Module& module, const Mesh& mesh) {
+  std::vector<ParameterRule> rules;
+  for (const auto& item : module.named_parameters()) {
+    rules.push_back(
+        {.match = item.key(), .mesh = mesh, .cut = cut_into(count, index, item.value().sizes())});
+  }
+  return rules;
+}
+
+at::Tensor part_of(const at::Tensor& whole, int64_t count, int64_t index) {
+  const int64_t rows = whole.size(0) / count;
+  return whole.narrow(0, index * rows, rows);
+}
+
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     Optimizer kind, std::vector<at::Tensor> parameters) {
   if (kind == Optimizer::sgd) {

@@ -33,6 +33,14 @@ Mesh mesh_for(const ShardingCase& way);
 /// The same one for the same axes, in every test of this process.
 Mesh shared_mesh(const std::vector<Axis>& axes);
 
+/// The cut of a parameter that is one of `count` equal parts of a whole, along dim 0.
+Cut cut_into(int64_t count, int64_t index, at::IntArrayRef part);
+/// A rule for each parameter of a module, with that cut and a mesh.
+std::vector<ParameterRule> rules_cutting_into(
+    int64_t count, int64_t index, const torch::nn::Module& module, const Mesh& mesh);
+/// The elements of a whole parameter that such a part has.
+at::Tensor part_of(const at::Tensor& whole, int64_t count, int64_t index);
+
 enum class Optimizer { sgd, adamw };
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     Optimizer kind, std::vector<at::Tensor> parameters);

@@ -221,7 +221,8 @@ const Reference& reference_of(const Case& one) {
 
 /// Trains the model and compares every loss and norm, the final weights, and what each rank has.
 template <class Holder>
-void expect_parity(Holder model, const Case& one, UnitOptions options, int64_t expert = 0) {
+void expect_parity(
+    Holder model, const Case& one, UnitOptions options, int64_t experts = 1, int64_t expert = 0) {
   const auto& reference = reference_of(one);
   const auto& world = test_world();
   to_device(*model);
@@ -245,11 +246,21 @@ void expect_parity(Holder model, const Case& one, UnitOptions options, int64_t e
     }
     sherd::step(model, *optimizer);
   }
-  const auto weights = full_parameters(model);
-  expect_granules(named_parameters(model), weights, one.granules);
-  NamedTensors renamed;
-  for (const auto& [name, value] : weights) renamed.emplace_back(with_expert(name, expert), value);
-  expect_weights(renamed, reference.weights, tolerance(one.optimizer));
+  NamedTensors mine;
+  NamedTensors all;
+  for (const auto& [name, value] : full_parameters(model)) {
+    if (with_expert(name, 1) == name) {
+      mine.emplace_back(name, value);
+      all.emplace_back(name, value);
+      continue;
+    }
+    mine.emplace_back(name, part_of(value, experts, expert));  // the whole has all experts
+    for (int64_t i = 0; i < experts; ++i) {
+      all.emplace_back(with_expert(name, i), part_of(value, experts, i));
+    }
+  }
+  expect_granules(named_parameters(model), mine, one.granules);
+  expect_weights(all, reference.weights, tolerance(one.optimizer));
 }
 
 /// With the values of this rank's expert.
@@ -275,9 +286,16 @@ TEST_P(ParityTest, TrainsLikeUnsharded) {
     default: break;
   }
   const auto mesh = expert_mesh(one.kind);
+  const int64_t experts = mesh.size("ep");
   const int64_t mine = mesh.coordinate("ep");
-  options.rules = {{.match = "*expert*", .mesh = mesh, .placement = expert_placement(one)}};
-  expect_parity(make_with_expert(one.recompute, mesh.size("ep"), mine), one, options, mine);
+  const auto model = make_with_expert(one.recompute, experts, mine);
+  const auto lines = one.kind == Kind::torture ? mesh.sub({"dp"}) : mesh.sub({"dp_outer", "dp"});
+  options.rules = {
+      {.match = "*expert*",
+       .mesh = lines,
+       .placement = expert_placement(one),
+       .cut = cut_into(experts, mine, model->blocks[0]->experts[0].sizes())}};
+  expect_parity(model, one, options, experts, mine);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ParityTest, ::testing::ValuesIn(cases()), [](const auto& one) {

@@ -28,9 +28,11 @@ struct TensorSlice {
 };
 
 /// A function that returns the slices in which a parameter or buffer of this full name and shape is
-/// stored. The slices, each in row-major order, follow one another in the parameter. Usually it is
-/// one whole tensor; a packed parameter (queries, keys and values in one) is several. A buffer
-/// without slices, such as a table that the constructor fills, is neither saved nor loaded.
+/// stored: the shape of the whole parameter, of which this rank may have a part
+/// (ParameterRule::cut). The slices, each in row-major order, follow one another in the parameter.
+/// Usually it is one whole tensor; a packed parameter (queries, keys and values in one) is several.
+/// A buffer without slices, such as a table that the constructor fills, is neither saved nor
+/// loaded.
 using SlicesOf = std::function<std::vector<TensorSlice>(const std::string& name, at::IntArrayRef)>;
 
 /// Options of save(). Must be equal on all ranks.
@@ -74,11 +76,9 @@ struct LoadedState {
 /// load() and find_checkpoints() look there too.
 ///
 /// Collective; blocks until the checkpoint is on the disk, and waits for the device. Call it
-/// between steps: throws during a pass, in the middle of a step, if parameters have no values, and
-/// for a parameter whose mesh has an axis of several ranks that is not data-parallel (`ep`), or
-/// does not contain all ranks of the world: such models can't be saved or loaded yet. An error in
-/// preparing or writing throws on all ranks and names the file or parameter; `.part` is then
-/// removed if possible, and training can continue.
+/// between steps: throws during a pass, in the middle of a step, and if parameters have no values.
+/// An error in preparing or writing throws on all ranks and names the file or parameter; `.part` is
+/// then removed if possible, and training can continue.
 SHERD_API void save(
     ModuleRef model,
     const AdamW* optimizer,
@@ -87,17 +87,18 @@ SHERD_API void save(
 
 /// Loads a checkpoint into a sharded model and its optimizer, and publishes the weights: the next
 /// pass computes with them. The number of ranks, the strategy and the precision may differ from
-/// those of the save; parameters on the meta device need no initialise() before. Every rank gets
+/// those of the save, and so may the cuts of parameters; parameters on the meta device need no
+/// initialise() before. Every rank gets
 /// the buffers of the saving rank 0. If `optimizer` is null, its state is not loaded. Each rank
 /// reads its own elements only and checks them against their checksums. Returns the numbers of
 /// state.json.
 ///
 /// Collective; blocks, and waits for the device. Call it after an update: drops gradients that wait
-/// for one, and throws during a pass and in the middle of a step, and for meshes as save() does.
-/// Throws also if a tensor is missing, has another shape or is not used by the model, if data is
-/// damaged, and if `optimizer` is given but the checkpoint has no optimizer state. Such an error
-/// throws on all ranks and names the tensor. Model and optimizer are then partly loaded, and the
-/// weights are not published: load again before you train.
+/// for one, and throws during a pass and in the middle of a step. Throws also if a tensor is
+/// missing, has another shape or is not used by the model, if data is damaged, and if `optimizer`
+/// is given but the checkpoint has no optimizer state. Such an error throws on all ranks and names
+/// the tensor. Model and optimizer are then partly loaded, and the weights are not published: load
+/// again before you train.
 SHERD_API LoadedState
 load(ModuleRef model, AdamW* optimizer, const std::string& folder, const LoadOptions& options = {});
 

@@ -21,8 +21,9 @@ struct Axis {
 };
 
 /// The ranks of a world as a grid with named axes (a device mesh), the last axis varying fastest. A
-/// handle that is cheap to copy and keeps the world open. Axes may have any names; fully_shard()
-/// takes meshes with `dp`, `dp_outer` and `ep`, or the data-parallel axes that its options name.
+/// handle that is cheap to copy and keeps the world open. Axes may have any names;
+/// fully_shard() takes meshes of data-parallel axes alone: `dp` and `dp_outer`, or those that its
+/// options name. sub() and flatten() make such meshes out of others.
 ///
 /// Functions that open communicators are collective: all ranks of the world call them at the same
 /// point, and they block. Functions that take an axis throw if the mesh does not have it.
@@ -42,6 +43,8 @@ class SHERD_API Mesh {
   int64_t size(const std::string& axis) const;
   /// Returns this rank's index along an axis.
   int64_t coordinate(const std::string& axis) const;
+  /// Returns the world's ranks along an axis through this rank, in the order of their coordinates.
+  const std::vector<int64_t>& ranks(const std::string& axis) const;
   /// Returns the number of ranks in the mesh, the product of its axes.
   int64_t size() const;
 

@@ -44,6 +44,11 @@ namespace sherd {
 ///   loss.backward();               // reduces the gradients
 ///   optimizer.step();              // clips and updates; the next forward has the new weights
 ///
+/// With ParameterRule::cut, a module's parameter is this rank's part of a larger one (for tensor or
+/// expert parallelism): it is sharded over the ranks that have the same part, and the ranks of the
+/// world together have the whole. The gradient of each element is the sum over the ranks that hold
+/// it, divided (Loss::mean) by the number of all ranks of the world.
+///
 /// All ranks take the first data-parallel rank's values of parameters and buffers. Both move to
 /// world.device(); buffers are not sharded. A parameter that two units use belongs to the nearest
 /// unit around both. A parameter that is to be trained must require gradients now; it may be frozen
@@ -54,11 +59,14 @@ namespace sherd {
 ///
 /// All ranks shard the same modules in the same order and with the same options. Different modules
 /// throw here on all ranks, different options in the first pass. Also throws if the module is
-/// sharded already, if the mesh lacks an axis that the options name or has another axis of several
-/// ranks than the data-parallel ones and `ep` (use Mesh::sub), if the placement shards over an
-/// outer axis that the mesh does not have, and for parameters that can't be sharded (sparse, made
-/// in inference mode, trainable ones that are not floating point of 16 bits or more). After an
-/// error build the model again.
+/// sharded already, if a mesh lacks an axis that the options name or has another axis of several
+/// ranks than the data-parallel ones (use Mesh::sub or Mesh::flatten), if the placement shards over
+/// an outer axis that the mesh does not have, for a cut whose part has another shape than the
+/// parameter, and for parameters that can't be sharded (sparse, made in inference mode, trainable
+/// ones that are not floating point of 16 bits or more). The model's first use throws on all ranks
+/// if the mesh of its root, or of a parameter without a cut, does not have all ranks of the world,
+/// and unless the cuts of all ranks make whole parameters: it names the parameter and what is
+/// missing, or is in two different parts. After an error build the model again.
 SHERD_API void fully_shard(ModuleRef module, const UnitOptions& options = {});
 /// The same for the root, with options that hold for the whole model:
 ///
@@ -148,13 +156,13 @@ struct StepOptions {
 SHERD_API void step(
     ModuleRef model, torch::optim::Optimizer& optimizer, const StepOptions& options = {});
 
-/// Returns the L2 norm of the step's gradient over all parameters and ranks. Each element counts
-/// once: replicas are not counted twice, and ranks along an axis `ep` (expert parallelism) hold
-/// different elements. Call it after the step's last backward and before the update, with tokens as
-/// for step(). Changes nothing. Collective; blocks, and waits for the device once for each
-/// parameter. Throws during a pass, if backward passes are missing, and for tokens that are
-/// missing, unexpected, negative or 0 on all ranks. With AdamW use AdamW::gradient_norm after the
-/// step: it sends nothing. The norms of single parameters are in norms() (diagnostics.h).
+/// Returns the L2 norm of the step's gradient over all parameters and ranks. Each element of the
+/// whole parameters counts once, however many ranks hold it. Call it after the step's last backward
+/// and before the update, with tokens as for step(). Changes nothing. Collective; blocks, and waits
+/// for the device once for each parameter. Throws during a pass, if backward passes are missing,
+/// and for tokens that are missing, unexpected, negative or 0 on all ranks. With AdamW use
+/// AdamW::gradient_norm after the step: it sends nothing. The norms of single parameters are in
+/// norms() (diagnostics.h).
 SHERD_API double gradient_norm(ModuleRef model, const StepOptions& options = {});
 
 // ---- looking inside -----------------------------------------------------------------------------
@@ -165,13 +173,18 @@ SHERD_API double gradient_norm(ModuleRef model, const StepOptions& options = {})
 /// recompute, and in micro_batches(). Copy it to keep it. Not collective; does not block.
 SHERD_API const Program& program(ModuleRef model);
 /// Returns copies of all main weights (master weights), in full, by name, on every rank's device:
-/// takes the memory of the whole model. Ignored parameters and buffers are not included.
+/// takes the memory of the whole model. Parameters that are cut are joined from the parts of all
+/// ranks. Ignored parameters and buffers are not included.
 /// Collective; blocks. Throws during a pass, and if parameters have no values.
 SHERD_API std::vector<std::pair<std::string, at::Tensor>> full_parameters(ModuleRef model);
+/// Returns the shape of the whole that a module's parameter is, or is a part of
+/// (ParameterRule::cut). Not collective; does not block.
+SHERD_API std::vector<int64_t> whole_shape(const at::Tensor& parameter);
 /// Runs `edit`, without recording gradients, while the unit's parameters have the values of their
 /// main weights (master weights), in full and in the main weights' dtype, then stores what it wrote
 /// in main and model weights; optimizer state does not change. Parameters of units inside this one
-/// are not included. `edit` must write the same on all ranks, which is not checked; if it throws,
+/// are not included. `edit` must write the same on all ranks, which is not checked (where a
+/// parameter is cut: on all that have the same part, which is all that is there); if it throws,
 /// this rank's weights do not change. Takes memory for the unit's full parameters meanwhile.
 /// Collective; blocks. Throws if the module is not a unit, during a pass, if the step has gradients
 /// that wait for their update, and if parameters have no values.

@@ -31,7 +31,8 @@ class SHERD_API MetaDevice {
 };
 
 /// A distribution of initial values. Random values depend on the seed, the parameter's full name
-/// and the element's index alone, so they are the same for any number of ranks and any strategy.
+/// and the element's index in the whole parameter alone, so they are the same for any number of
+/// ranks, any strategy and any cuts (ParameterRule::cut).
 struct SHERD_API InitialValues {
   enum class Kind : uint8_t { constant, uniform, normal };
   Kind kind = Kind::constant;
@@ -48,7 +49,8 @@ struct SHERD_API InitialValues {
 /// Options of initialise(). Must be equal on all ranks.
 struct InitialiseOptions {
   uint64_t seed = 0;  ///< seed of all random values
-  /// Returns the distribution for a parameter, given its full name and shape; nothing leaves it to
+  /// Returns the distribution for a parameter, given its full name and the shape of the whole, of
+  /// which this rank may have a part (ParameterRule::cut); nothing leaves it to
   /// the module's reset_parameters(). If empty, reset_parameters() sets all parameters.
   std::function<std::optional<InitialValues>(const std::string& name, at::IntArrayRef shape)>
       values{};
@@ -63,9 +65,9 @@ struct InitialiseOptions {
 /// Call it on all ranks after fully_shard of the root. Sends nothing, unless the last pass has
 /// failed; may wait for the device.
 /// Needs memory for one full unit at a time where reset_parameters() sets values. Throws, naming
-/// the parameter, if its module has no known reset_parameters() or leaves elements unset, and on a
-/// mesh with an axis `ep` of several ranks unless options.values gives it a constant; the units
-/// before that one then have their values. Also throws during a pass, and if the model is not
+/// the parameter, if its module has no known reset_parameters() or leaves elements unset, and for a
+/// part of a larger parameter that options.values gives nothing; the units before that one then
+/// have their values. Also throws during a pass, and if the model is not
 /// sharded. A forward throws while parameters have no values.
 SHERD_API void initialise(ModuleRef model, const InitialiseOptions& options = {});
 

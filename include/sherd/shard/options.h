@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sherd/comm/mesh.h"
+#include "sherd/plan/cut.h"
 #include "sherd/plan/layout.h"
 #include "sherd/plan/placement.h"
 #include "sherd/plan/program.h"
@@ -38,12 +39,20 @@ struct ParameterRule {
   std::optional<Placement> placement{};  ///< what is sharded over which axis
   std::optional<Granule> granule{};      ///< where the parameter may be cut; default: anywhere
   std::optional<Precision> precision{};  ///< replaces all of the unit's precision
+  /// The part of a larger parameter of this name that each matching parameter is; its shape must be
+  /// that of the part. All ranks of its data-parallel axes have the same part; other ranks of the
+  /// world have the others, of the same size, and together they have the whole. Initial values by
+  /// key, norms and checkpoints are those of the whole, so they do not depend on how it is cut.
+  /// Differs between ranks, unlike all other options. Default: the parameter is the whole.
+  std::optional<Cut> cut{};
 };
 
-/// Options of a unit, for fully_shard. Must be equal on all ranks.
+/// Options of a unit, for fully_shard. Must be equal on all ranks, but for ParameterRule::cut.
 struct UnitOptions {
-  /// The ranks to shard over. Default: all ranks along one axis, `dp`, of a new world that is
-  /// opened with default WorldOptions and shared by all units without a mesh.
+  /// The ranks to shard over, along data-parallel axes alone (see Mesh::sub and Mesh::flatten). The
+  /// root's has all ranks of the world, and so has that of every parameter without a cut. Default:
+  /// all ranks along one axis, `dp`, of a new world that is opened with default WorldOptions and
+  /// shared by all units without a mesh.
   std::optional<Mesh> mesh{};
   /// The data-parallel axes of the mesh; default: `dp`, and `dp_outer` where the mesh has it.
   std::optional<DataAxes> axes{};

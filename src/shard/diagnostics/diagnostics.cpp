@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/shard/diagnostics.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -56,28 +56,27 @@ std::vector<ParameterNorms> norms(ModuleRef model) {
   runtime->wait_until_idle("norms");
   runtime->check_between_steps("norms");
   const c10::NoGradGuard no_grad;
+  const auto shards = trainable_only(runtime->shards());
+  std::vector<at::Tensor> counted;
+  for (const auto& shard : shards) {
+    if (shard.counted) counted.insert(counted.end(), {shard.main, shard.gradient});
+  }
   const auto numbers = at::TensorOptions().dtype(at::kDouble).device(runtime->world().device());
+  const auto mine = at::zeros({std::ssize(counted)}, numbers);
+  Measurement(counted).run(mine);
+  auto sums = at::zeros({std::ssize(shards), 2}, numbers);
+  int64_t row = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (!shards[i].counted) continue;
+    sums.select(0, static_cast<int64_t>(i)).copy_(mine.narrow(0, row, 2));
+    row += 2;
+  }
+  runtime->world().communicator().all_reduce(sums, Reduction::sum()).synchronize();
+  sums = sums.cpu().sqrt();
+  const auto* values = sums.const_data_ptr<double>();
   std::vector<ParameterNorms> result;
-  for (const auto* unit : runtime->units()) {
-    for (const auto& group : unit->groups()) {
-      const auto& traits = group->traits();
-      if (!traits.trainable) continue;
-      auto tensors = group->storage().main_pieces();
-      const auto& gradients = group->storage().gradient_pieces();
-      tensors.insert(tensors.end(), gradients.begin(), gradients.end());
-      auto sums = at::empty({std::ssize(tensors)}, numbers);
-      Measurement(tensors).run(sums);
-      for (const auto& axis : traits.norm_axes()) {
-        traits.mesh.communicator(axis).all_reduce(sums, Reduction::sum()).synchronize();
-      }
-      sums = sums.cpu().sqrt();
-      const auto* values = sums.const_data_ptr<double>();
-      for (size_t i = 0; i < group->size(); ++i) {
-        result.push_back(
-            {runtime->units().full_name(*unit, group->name(i)), values[i],
-             values[group->size() + i]});
-      }
-    }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    result.push_back({shards[i].name, values[2 * i], values[2 * i + 1]});
   }
   return result;
 }

@@ -113,6 +113,7 @@ GroupLayout::GroupLayout(
   const auto coordinates = traits_.coordinates();
   inner_part_ = part_of({shard, replicate}, spec_.axis_sizes, coordinates);
   both_part_ = part_of({shard, shard}, spec_.axis_sizes, coordinates);
+  for (const auto& one : parameters) cuts_.push_back(one.cut);
 }
 
 Part GroupLayout::part(Role role) const {

@@ -3,11 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "shard/group/group_traits.h"
 #include "sherd/comm/communicator.h"
+#include "sherd/plan/cut.h"
 #include "sherd/plan/layout.h"
 #include "sherd/plan/program.h"
 
@@ -18,6 +20,7 @@ struct UnshardedParameter {
   std::string name;  ///< within the unit
   at::Tensor parameter;
   Granule granule = Granule::element();
+  std::optional<Cut> cut{};  ///< the part of a whole that it is; none: the whole
   /// The dtype that the module was built with; a sharded parameter has the compute dtype.
   c10::ScalarType dtype = parameter.defined() ? parameter.scalar_type() : c10::kFloat;
 };
@@ -49,6 +52,12 @@ class GroupLayout {
   c10::Device device() const { return traits_.mesh.world().device(); }
   size_t size() const { return flat_.parameters().size(); }
   const std::string& name(size_t member) const { return flat_.parameters()[member].name; }
+  /// Returns the part of a whole that a parameter is; nothing: it is the whole.
+  const std::optional<Cut>& cut(size_t member) const { return cuts_[member]; }
+  /// Returns the shape of the whole that a parameter is a part of.
+  const std::vector<int64_t>& whole_shape(size_t member) const {
+    return cuts_[member] ? cuts_[member]->shape : flat_.parameters()[member].shape;
+  }
 
   // ---- parts of a buffer that this rank holds ----------------------------------------------
 
@@ -107,6 +116,7 @@ class GroupLayout {
  private:
   GroupTraits traits_;
   Layout flat_;
+  std::vector<std::optional<Cut>> cuts_;  // of each parameter
   GroupSpec spec_;
   Part inner_part_;
   Part both_part_;

@@ -196,8 +196,17 @@ void GroupStorage::fill_by_key(size_t member, uint64_t key, const KeyedValues& v
     const auto piece = layout_.flat().held_by(weight->part, static_cast<int64_t>(member));
     auto* data =
         static_cast<char*>(storage.mutable_data_ptr()) + piece.offset * storage.element_size();
-    fill_keyed(
-        {data, storage.scalar_type(), piece.begin, piece.length, key, values}, layout_.device());
+    const auto fill = [&](const CutRun& run) {
+      fill_keyed(
+          {data + (run.in_part - piece.begin) * storage.element_size(), storage.scalar_type(),
+           run.in_whole, run.length, key, values},
+          layout_.device());
+    };
+    if (const auto& cut = layout_.cut(member)) {
+      each_run(*cut, piece.begin, piece.length, fill);
+    } else {
+      fill({piece.begin, piece.begin, piece.length});
+    }
   }
   uninitialised_[member] = false;
   stale_ = layout_.is_fp8();

@@ -78,7 +78,7 @@ class GroupStorage {
   std::optional<std::string> first_uninitialised() const;
   /// Sets a parameter to this rank's part of `values`, which has all its elements, flat.
   void set_values(size_t member, const at::Tensor& values);
-  /// Sets a parameter to values that depend on key and position alone.
+  /// Sets a parameter to values that depend on the key and the element's number in the whole alone.
   void fill_by_key(size_t member, uint64_t key, const KeyedValues& values);
   /// Declares that all main pieces were written by other means.
   void mark_all_initialised();

@@ -7,7 +7,9 @@ bool GroupTraits::same_as(const GroupTraits& other) const {
   return dtypes == other.dtypes && fp8 == other.fp8 && compute == other.compute &&
          trainable == other.trainable && placement == other.placement &&
          axes.inner == other.axes.inner && axes.outer == other.axes.outer &&
-         &mesh.communicator(axes.inner) == &other.mesh.communicator(other.axes.inner);
+         &mesh.communicator(axes.inner) == &other.mesh.communicator(other.axes.inner) &&
+         (axes.outer.empty() ||
+          &mesh.communicator(axes.outer) == &other.mesh.communicator(other.axes.outer));
 }
 
 PerAxis<int64_t> GroupTraits::axis_sizes() const {
@@ -18,13 +20,9 @@ PerAxis<int64_t> GroupTraits::coordinates() const {
   return {mesh.coordinate(axes.inner), axes.outer.empty() ? 0 : mesh.coordinate(axes.outer)};
 }
 
-std::vector<std::string> GroupTraits::norm_axes() const {
-  std::vector<std::string> result;
-  const auto& spreads = placement.spreads(Role::optimizer);
-  if (spreads.inner == Spread::shard) result.push_back(axes.inner);
-  if (spreads.outer == Spread::shard) result.push_back(axes.outer);
-  if (mesh.has("ep")) result.emplace_back("ep");  // each of its ranks has different experts
-  return result;
+int64_t GroupTraits::ranks() const {
+  const auto sizes = axis_sizes();
+  return sizes.inner * sizes.outer;
 }
 
 }  // namespace sherd

@@ -26,9 +26,8 @@ struct GroupTraits {
   PerAxis<int64_t> axis_sizes() const;
   /// Returns this rank's coordinate on each data-parallel axis.
   PerAxis<int64_t> coordinates() const;
-  /// Returns the axes along which ranks hold different elements of the gradient. A norm sums over
-  /// these only: over the others it would count replicas twice.
-  std::vector<std::string> norm_axes() const;
+  /// Returns the number of ranks that the parameters lie on: all along the data-parallel axes.
+  int64_t ranks() const;
 };
 
 }  // namespace sherd

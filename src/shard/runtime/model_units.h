@@ -41,9 +41,9 @@ class ModelUnits {
   CallOrder default_order() const { return order_of_tree(parents_); }
   /// What a program needs to know of them. Throws if a unit is to prefetch what it can't.
   std::vector<UnitSpec> specs() const;
-  /// The number of ranks whose losses are averaged; 1: they are summed. It is the root's, whatever
-  /// the mesh of a group: an expert's gradient is a sum over its own replicas only, of losses of
-  /// all ranks.
+  /// The number of ranks whose losses are averaged; 1: they are summed. It is that of the root's
+  /// mesh, all ranks of the world, whatever the mesh of a group: the gradient of a part of a
+  /// parameter is a sum over the ranks that hold it, of losses of all ranks.
   double loss_divisor() const;
 
   // ---- parameters --------------------------------------------------------------------------

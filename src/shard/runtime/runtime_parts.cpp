@@ -10,6 +10,7 @@ namespace sherd {
 RuntimeParts::RuntimeParts(Unit& root)
     : world(root.mesh().world()),
       units(root),
+      lines(agree_on_cuts(units.all())),
       program(world, units),
       executor(world, units, state, program, watch),
       agreement(world, units, shards, state, graph, program, watch),
@@ -20,7 +21,8 @@ RuntimeParts::RuntimeParts(Unit& root)
   state.frozen.assign(units.frozen().size(), false);
   orders.build(units.default_order());
   use(orders.next());
-  shards = parameter_shards(units.all());  // with the main gradients, which use() has allocated
+  shards =
+      parameter_shards(units.all(), lines);  // with the main gradients, which use() has allocated
   weights.prepare();
   encoded.prepare(units);
 }

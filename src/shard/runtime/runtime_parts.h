@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "shard/cut_agreement.h"
 #include "shard/diagnostics/watch.h"
 #include "shard/parameter_shards.h"
 #include "shard/runtime/abandonment.h"
@@ -30,6 +31,7 @@ struct RuntimeParts {
 
   World world;
   ModelUnits units;
+  std::vector<PartLines> lines;        ///< of each parameter
   std::vector<ParameterShard> shards;  ///< of all parameters; none once a unit was deleted
   StepState state;
   GraphState graph;

@@ -43,6 +43,7 @@ void UnitMembers::take(
   std::vector<GroupTraits> traits;
   std::vector<std::vector<UnshardedParameter>> sorted;
   for (auto candidate : candidates) {
+    candidate.cut = settings.cut_of(candidate);
     candidate.granule = settings.granule_of(candidate);
     const auto mine = settings.traits_of(candidate);
     size_t group = 0;

@@ -62,21 +62,27 @@ Granule whole_blocks(const Granule& granule, const UnshardedParameter& parameter
   return Granule::block(std::lcm(granule.elements(sizes), rows * sizes[1]));
 }
 
-void check_axes(const GroupTraits& traits, const std::string& name) {
-  const auto& [inner, outer] = std::tie(traits.axes.inner, traits.axes.outer);
+/// `whose`: the parameter or unit that has the mesh.
+void check_data_parallel(const Mesh& mesh, const DataAxes& axes, const std::string& whose) {
+  const auto& [inner, outer] = std::tie(axes.inner, axes.outer);
   TORCH_CHECK_VALUE(
-      traits.mesh.has(inner) && (outer.empty() || traits.mesh.has(outer)), "[shard] parameter '",
-      name, "' is to be sharded over the axes '", inner, "' and '", outer,
-      "', which its mesh does not have: name its data-parallel axes");
-  for (const auto& axis : traits.mesh.axes()) {
-    // Whether ranks along another axis hold the same elements or others decides what a norm is.
+      mesh.has(inner) && (outer.empty() || mesh.has(outer)), "[shard] ", whose,
+      " is to be sharded over the axes '", inner, "' and '", outer,
+      "', which its mesh does not have: name its data-parallel axes in options.axes");
+  for (const auto& axis : mesh.axes()) {
+    // Nothing would be known of what ranks along it hold: the same elements, or others.
     TORCH_CHECK_VALUE(
-        axis.size == 1 || axis.name == inner || axis.name == outer || axis.name == "ep",
-        "[shard] parameter '", name, "' has a mesh with the axis '", axis.name, "' of ", axis.size,
-        " ranks, which is neither data-parallel nor 'ep' (experts): gradient norms are not defined "
-        "over it; name it in options.axes if it is data-parallel, or leave it out of the mesh");
+        axis.size == 1 || axis.name == inner || axis.name == outer, "[shard] ", whose,
+        " has a mesh with the axis '", axis.name, "' of ", axis.size,
+        " ranks, which is not data-parallel: where ranks along it hold the same elements, make it "
+        "part of a data-parallel axis with Mesh::flatten; where they hold other parts, leave it "
+        "out with Mesh::sub and give the parameters a ParameterRule::cut");
   }
-  if (!outer.empty()) return;
+}
+
+void check_axes(const GroupTraits& traits, const std::string& name) {
+  check_data_parallel(traits.mesh, traits.axes, "parameter '" + name + "'");
+  if (!traits.axes.outer.empty()) return;
   // Without an outer axis nothing can be spread over one.
   const auto& optimizer = traits.placement.spreads(Role::optimizer);
   TORCH_CHECK_VALUE(
@@ -120,6 +126,26 @@ void UnitSettings::check_no_root_options(const std::string& root) const {
       false, "[shard] unit '", name_, "' has root options", set.empty() ? "" : " (" + set + ")",
       ", but it is inside '", root, "', whose options count: give them to fully_shard of '", root,
       "' only");
+}
+
+void UnitSettings::check_mesh() const {
+  check_data_parallel(*mesh_, axes_, "'" + name_ + "'");
+}
+
+std::optional<Cut> UnitSettings::cut_of(const UnshardedParameter& parameter) const {
+  auto cut = parameter.cut;
+  for (const auto& rule : options_.rules) {
+    if (rule.cut && matches_glob(rule.match, parameter.name)) cut = rule.cut;
+  }
+  if (!cut) return cut;
+  check_cut(*cut, parameter.name);
+  const auto shape = part_shape(*cut);
+  const auto sizes = parameter.parameter.sizes();
+  TORCH_CHECK_VALUE(
+      sizes == c10::IntArrayRef(shape), "[shard] parameter '", parameter.name, "' has the shape ",
+      sizes, ", but its cut (", to_text(*cut), ") has the shape ", c10::IntArrayRef(shape),
+      ": build the module with this rank's part, or correct ParameterRule::cut");
+  return cut;
 }
 
 Granule UnitSettings::granule_of(const UnshardedParameter& parameter) const {

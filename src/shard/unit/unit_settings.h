@@ -40,11 +40,16 @@ class UnitSettings {
   const Modules& backward_prefetch() const { return backward_prefetch_; }
   const Mesh& mesh() const { return *mesh_; }
   const DataAxes& axes() const { return axes_; }
+  /// Throws unless the mesh has the data-parallel axes, and no other axis of several ranks.
+  void check_mesh() const;
   /// Returns the number of units of this process that were sharded before.
   int64_t sequence() const { return sequence_; }
 
   /// Returns the granule that the rules give a parameter; its own where they give none.
   Granule granule_of(const UnshardedParameter& parameter) const;
+  /// Returns the cut that the rules give a parameter; its own where they give none. Throws, naming
+  /// the parameter, unless the cut is one and the parameter has the shape of its part.
+  std::optional<Cut> cut_of(const UnshardedParameter& parameter) const;
   /// Returns the properties that decide which group a parameter belongs to. Throws, naming the
   /// parameter, if it can't be sharded that way.
   GroupTraits traits_of(const UnshardedParameter& parameter) const;

@@ -201,7 +201,8 @@ TEST(ErrorsTest, AMeshWithAnAxisOfUnknownUseIsRefusedWithTheAxis) {
   const UnitOptions options{.mesh = shared_mesh({{"dp", 1}, {"tp", ranks}})};
   if (ranks > 1) {
     expect_error(
-        {"[shard]", "'in.weight'", "'tp'", c10::str(ranks, " ranks"), "'ep'", "options.axes"},
+        {"[shard]", "'Perceptron'", "'tp'", c10::str(ranks, " ranks"), "Mesh::flatten", "Mesh::sub",
+         "ParameterRule::cut"},
         [&] { fully_shard(model, options); });
     // A rule's mesh, too.
     UnitOptions rule{.mesh = flat_mesh()};
