@@ -11,6 +11,7 @@
 #include "sherd/comm/communicator.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"
+#include "sherd/nn/exchange.h"
 #include "sherd/nn/linear.h"
 #include "sherd/nn/recompute.h"
 #include "sherd/optim/adamw.h"
