@@ -95,8 +95,14 @@ class ExpertsBackward {
       : context_(context),
         saved_(context->get_saved_variables()),
         dtype_(static_cast<c10::ScalarType>(context->saved_data["product_dtype"].toInt())),
-        routing_{saved_[kChances], saved_[kChosen],  saved_[kRows],
-                 saved_[kTokens],  saved_[kWeights], saved_[kEnds]},
+        routing_{
+            saved_[kChances],
+            saved_[kChosen],
+            saved_[kRows],
+            saved_[kTokens],
+            saved_[kWeights],
+            saved_[kEnds],
+            context->saved_data["norm_top_k"].toBool()},
         input_(input_rows(
             saved_[kSum], {}, saved_[kNormWeight], context->saved_data["epsilon"].toDouble())) {}
 
@@ -171,7 +177,7 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
       const std::optional<at::Tensor>& norm_weight,
       const std::optional<at::Tensor>& residual,
       double epsilon,
-      int64_t top_k,
+      const RoutingOptions& chosen,
       const FeedForwardOptions& options) {
     const auto dtype = product_dtype(x);
     const WithoutAutocast precise(x);
@@ -179,7 +185,8 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     auto input = input_rows(x, residual.value_or(at::Tensor()), norm, epsilon);
     auto y_TD = rows_of(input.y);
     // A choice between near equals must not depend on how products are rounded.
-    const auto routing = route(at::mm(widened(y_TD), widened(router).t()), top_k);
+    const auto routing =
+        route(at::mm(widened(y_TD), widened(router).t()), chosen.top_k, chosen.norm_top_k);
     const auto balance = balance_loss(routing, expert_loads(routing, sequences_of(x)));
     const auto gate_up_RF = ExpertProducts(gate_up_weight, dtype, routing.end_E)
                                 .forward(y_TD.to(dtype).index_select(0, routing.token_R));
@@ -204,6 +211,7 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
          routing.chosen_TK, routing.row_TK, routing.token_R, routing.weight_R, routing.end_E});
     context->saved_data["product_dtype"] = static_cast<int64_t>(dtype);
     context->saved_data["epsilon"] = epsilon;
+    context->saved_data["norm_top_k"] = chosen.norm_top_k;
     context->saved_data["residual"] = residual.has_value();
     context->saved_data["adds_sum"] = options.adds_sum;
     context->saved_data["overwrites"] = options.overwrites;
@@ -258,26 +266,26 @@ ExpertsResult norm_experts(
     const at::Tensor& residual,
     const NormOptions& norm,
     const ExpertParameters& parameters,
-    int64_t top_k,
+    const RoutingOptions& routing,
     const FeedForwardOptions& options) {
   const auto [mine, other] = norm_inputs("norm_experts", x, residual, norm);
-  check("norm_experts", x, parameters, top_k);
+  check("norm_experts", x, parameters, routing.top_k);
   auto all = ExpertsFunction::apply(
       mine, parameters.router, parameters.gate_up, parameters.down,
-      std::optional<at::Tensor>(norm.weight), other, norm.epsilon, top_k, options);
+      std::optional<at::Tensor>(norm.weight), other, norm.epsilon, routing, options);
   return {std::move(all[0]), std::move(all[1]), std::move(all[2])};
 }
 
 std::tuple<at::Tensor, at::Tensor> experts(
     const at::Tensor& x,
     const ExpertParameters& parameters,
-    int64_t top_k,
+    const RoutingOptions& routing,
     bool recompute_gate_up) {
-  check("experts", x, parameters, top_k);
+  check("experts", x, parameters, routing.top_k);
   const std::optional<at::Tensor> none;
   const FeedForwardOptions options{.recompute_gate_up = recompute_gate_up};
   auto all = ExpertsFunction::apply(
-      x, parameters.router, parameters.gate_up, parameters.down, none, none, 0.0, top_k, options);
+      x, parameters.router, parameters.gate_up, parameters.down, none, none, 0.0, routing, options);
   return {std::move(all[1]), std::move(all[2])};
 }
 

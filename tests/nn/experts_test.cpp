@@ -15,6 +15,7 @@ namespace {
 struct ExpertsCase {
   std::vector<int64_t> shape;  // of x, without its dim
   int64_t dim, width, experts, top_k;
+  bool norms = true;  // the weights of a token
 };
 constexpr double kExpertsEpsilon = 1e-5, kBalance = 0.3;
 
@@ -49,13 +50,17 @@ struct PlainExperts {
 
 /// The experts on y with plain operations in fp64, storing in `dtype` what is stored.
 PlainExperts plain_experts(
-    const at::Tensor& y, const ExpertParameters& p, int64_t top_k, at::ScalarType dtype) {
+    const at::Tensor& y,
+    const ExpertParameters& p,
+    const RoutingOptions& routing,
+    at::ScalarType dtype) {
+  const int64_t top_k = routing.top_k;
   const auto y_TD = y.flatten(0, -2);
   const auto chances_TE = y_TD.matmul(p.router.t()).softmax(-1);
   const auto chosen_TK = std::get<1>(chances_TE.topk(top_k, -1));
   const auto taken_TE = at::zeros_like(chances_TE).scatter(1, chosen_TK, 1);
   const auto best_TE = chances_TE * taken_TE;
-  const auto weights_TE = best_TE / best_TE.sum(-1, true);
+  const auto weights_TE = routing.norm_top_k ? best_TE / best_TE.sum(-1, true) : best_TE;
   auto result_TD = at::zeros_like(y_TD);
   const int64_t experts = p.router.size(0);
   for (int64_t e = 0; e < experts; ++e) {
@@ -84,7 +89,9 @@ class ExpertsOpTest : public OnDevice {
         {{2, 9}, 16, 24, 5, 2},
         {{33}, 64, 40, 8, 4},
         {{1, 1}, 8, 16, 4, 1},  // experts without tokens
-        {{2, 3, 5}, 16, 8, 3, 3}};
+        {{2, 3, 5}, 16, 8, 3, 3},
+        {{2, 9}, 16, 24, 5, 2, /*norms=*/false},
+        {{3}, 8, 16, 4, 1, /*norms=*/false}};
     // On a GPU torch's grouped products take multiples of 8.
     if (device().is_cpu()) all.push_back({{3, 7}, 7, 11, 6, 5});
     return all;
@@ -102,9 +109,11 @@ class ExpertsOpTest : public OnDevice {
          leaf({one.experts, one.dim, one.width}, dtype, scale)}};
   }
   static ExpertsResult run(
-      const ExpertsInputs& in, int64_t top_k, const FeedForwardOptions& options = {}) {
+      const ExpertsInputs& in,
+      const RoutingOptions& routing,
+      const FeedForwardOptions& options = {}) {
     return norm_experts(
-        in.x, in.residual, {in.norm, kExpertsEpsilon}, in.parameters, top_k, options);
+        in.x, in.residual, {in.norm, kExpertsEpsilon}, in.parameters, routing, options);
   }
   static at::Tensor loss_of(const ExpertsResult& found, const at::Tensor& seed) {
     return (found.result * seed).sum() + (found.sum * seed.flip(-1)).sum() +
@@ -119,11 +128,12 @@ TEST_P(ExpertsOpTest, ResultAndGradientsAreThoseOfPlainOperations) {
         SCOPED_TRACE(c10::str(dtype, " ", one.experts, " experts, ", one.top_k, recomputes));
         const auto in = inputs(one, dtype);
         const auto in64 = wide_inputs(in);
-        const auto found =
-            run(in, one.top_k, {.recompute_gate_up = recomputes, .adds_sum = recomputes});
+        const auto found = run(
+            in, {one.top_k, one.norms}, {.recompute_gate_up = recomputes, .adds_sum = recomputes});
         const auto sum64 = stored(in64.x + in64.residual, dtype);
         const auto y64 = plain_norm(sum64, in64.norm, dtype);
-        auto [result64, balance64] = plain_experts(y64, in64.parameters, one.top_k, dtype);
+        auto [result64, balance64] =
+            plain_experts(y64, in64.parameters, {one.top_k, one.norms}, dtype);
         if (recomputes) result64 = sum64 + result64;
         EXPECT_EQ(found.result.scalar_type(), dtype);
         EXPECT_EQ(found.balance.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
@@ -148,8 +158,9 @@ TEST_P(ExpertsOpTest, WithoutANormTheRowsAreTheInput) {
       SCOPED_TRACE(c10::str(dtype, " ", one.experts, " experts"));
       const auto in = inputs(one, dtype);
       const auto in64 = wide_inputs(in);
-      const auto [result, balance] = experts(in.x, in.parameters, one.top_k);
-      const auto wanted = plain_experts(in64.x, in64.parameters, one.top_k, dtype);
+      const RoutingOptions routing{one.top_k, one.norms};
+      const auto [result, balance] = experts(in.x, in.parameters, routing);
+      const auto wanted = plain_experts(in64.x, in64.parameters, routing, dtype);
       expect_close(result, wanted.result, 3, "result");
       expect_close(balance, wanted.balance, 3, "balance");
       const auto seed = random(in.x.sizes(), dtype);

@@ -157,6 +157,15 @@ struct ExpertParameters {
   at::Tensor down;     ///< [E, D, F]
 };
 
+/// How a router chooses the experts of a token and weighs them. A number alone is a `top_k`.
+struct RoutingOptions {
+  RoutingOptions(int64_t experts_of_a_token, bool norms_their_weights = true)
+      : top_k(experts_of_a_token), norm_top_k(norms_their_weights) {}
+  int64_t top_k;  ///< number of experts of a token
+  /// The weights of a token's experts are their chances over the sum of these; else their chances.
+  bool norm_top_k;
+};
+
 /// The result of norm_experts().
 struct ExpertsResult {
   at::Tensor sum;      ///< x + residual
@@ -166,7 +175,8 @@ struct ExpertsResult {
 
 /// Returns a mixture of experts on y = rms_norm(x + residual), [.., S, D]. A softmax over the
 /// logits y · routerᵀ, in fp32, gives each token its chances with the experts; its `top_k` best
-/// ones, with weights in proportion to their chances and a sum of 1, give
+/// ones, with weights in proportion to their chances and a sum of 1 (without `norm_top_k`: with
+/// their chances as weights), give
 ///   result = Σ weight · (silu(gate) · up) · downᵀ, gate and up being the halves of y · gate_upᵀ.
 /// No token is dropped, however many choose one expert. The balance is computed within each
 /// sequence of S tokens, as the sum over experts of E times their share of the sequence's rows,
@@ -186,14 +196,14 @@ SHERD_API ExpertsResult norm_experts(
     const at::Tensor& residual,
     const NormOptions& norm,
     const ExpertParameters& parameters,
-    int64_t top_k,
+    const RoutingOptions& routing,
     const FeedForwardOptions& options = {});
 
 /// Returns {result, balance}: the same with y = x. It keeps x in place of the sum.
 SHERD_API std::tuple<at::Tensor, at::Tensor> experts(
     const at::Tensor& x,
     const ExpertParameters& parameters,
-    int64_t top_k,
+    const RoutingOptions& routing,
     bool recompute_gate_up = false);
 
 // ---- attention ----------------------------------------------------------------------------------

@@ -15,11 +15,12 @@
 
 namespace sherd {
 
-Routing route(const at::Tensor& logits_TE, int64_t top_k) {
+Routing route(const at::Tensor& logits_TE, int64_t top_k, bool normed) {
   Routing routing;
+  routing.normed = normed;
   routing.chances_TE = logits_TE.softmax(-1);
   const auto [best_TK, chosen_TK] = routing.chances_TE.topk(top_k, -1);
-  const auto weights_TK = best_TK / best_TK.sum(-1, /*keepdim=*/true);
+  const auto weights_TK = normed ? best_TK / best_TK.sum(-1, /*keepdim=*/true) : best_TK;
   const auto expert_R = chosen_TK.flatten();
   const auto order_R =
       std::get<1>(at::sort(expert_R, /*stable=*/std::optional<bool>(true), /*dim=*/0));
@@ -70,13 +71,14 @@ at::Tensor routing_gradient(
     const auto of_tokens = [&](const at::Tensor& values_R) {
       return values_R.index_select(0, row_R).view(routing.row_TK.sizes());
     };
-    const auto weight_TK = of_tokens(routing.weight_R);
-    const auto d_weight_TK = of_tokens(d_weight_R);
-    // A weight is a chance over the sum of the token's K chances.
     const auto chosen_TK = routing.chosen_TK.to(at::kLong);
-    const auto sum_T1 = chances_TE.gather(1, chosen_TK).sum(1, /*keepdim=*/true);
-    const auto mean_T1 = (d_weight_TK * weight_TK).sum(1, /*keepdim=*/true);
-    d_chances_TE.scatter_add_(1, chosen_TK, (d_weight_TK - mean_T1) / sum_T1);
+    auto d_best_TK = of_tokens(d_weight_R);
+    if (routing.normed) {  // a weight is a chance over the sum of the token's K chances
+      const auto sum_T1 = chances_TE.gather(1, chosen_TK).sum(1, /*keepdim=*/true);
+      const auto mean_T1 = (d_best_TK * of_tokens(routing.weight_R)).sum(1, /*keepdim=*/true);
+      d_best_TK = (d_best_TK - mean_T1) / sum_T1;
+    }
+    d_chances_TE.scatter_add_(1, chosen_TK, d_best_TK);
   }
   const auto mean_T1 = (d_chances_TE * chances_TE).sum(1, /*keepdim=*/true);
   return (d_chances_TE - mean_T1).mul_(chances_TE);

@@ -13,15 +13,16 @@ struct Routing {
   at::Tensor chosen_TK;   ///< each token's experts, the most likely first
   at::Tensor row_TK;      ///< where the rows of each token are among the sorted ones
   at::Tensor token_R;     ///< token of each sorted row
-  at::Tensor weight_R;    ///< weight of each sorted row; those of a token sum to 1
+  at::Tensor weight_R;    ///< weight of each sorted row
   at::Tensor end_E;       ///< one past each expert's last row
+  bool normed = true;     ///< a token's weights are its chances over their sum; else its chances
 };
 
 // All are made of torch's operations, on the current stream, and never block for the device. Their
 // results have the same bits every time.
 
-/// Routes tokens by logits_TE, in fp32 or fp64.
-Routing route(const at::Tensor& logits_TE, int64_t top_k);
+/// Routes tokens by logits_TE, in fp32 or fp64. `normed`: as Routing::normed.
+Routing route(const at::Tensor& logits_TE, int64_t top_k, bool normed = true);
 
 /// Returns the rows that each expert has in each sequence, [B, E], over their mean over all
 /// experts. T = B · S tokens are B sequences one after another.
