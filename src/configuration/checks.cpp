@@ -48,6 +48,9 @@ void check_model(const ModelSection& model, const Require& require) {
   require(
       !model.qkv_bias || !model.qk_norm,
       "model.qk_norm = true: model.qkv_bias is set as well; set one of them");
+  require(
+      !model.qk_norm_across || model.qk_norm,
+      "model.qk_norm_across = true: set model.qk_norm = true as well, or remove it");
   if (model.kv_heads != 0) divides("model.kv_heads", model.kv_heads, "model.heads", model.heads);
   if (model.kind == "moe" || model.kind == "hybrid") {
     require(
@@ -67,11 +70,23 @@ void check_model(const ModelSection& model, const Require& require) {
         !model.pattern.empty() && model.pattern.find_first_not_of("M*-E") == std::string::npos,
         "model.pattern = " + to_toml(model.pattern) +
             ": use only the letters M (Mamba-2), * (attention), - (feed-forward), E (experts)");
-    divides("model.ssm_head_dim", model.ssm_head_dim, "2 model.dim", 2 * model.dim);
+    const int64_t inner = model.ssm_expand * model.dim;
+    divides("model.ssm_head_dim", model.ssm_head_dim, "model.ssm_expand model.dim", inner);
     divides(
-        "model.ssm_groups", model.ssm_groups, "Mamba-2's heads, 2 dim / ssm_head_dim",
-        2 * model.dim / model.ssm_head_dim);
+        "model.ssm_groups", model.ssm_groups, "Mamba-2's heads, ssm_expand dim / ssm_head_dim",
+        inner / model.ssm_head_dim);
+    const int64_t head_dim = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
+    const auto rotated = static_cast<int64_t>(static_cast<double>(head_dim) * model.rope_fraction);
+    require(
+        rotated > 0 && rotated % 2 == 0,
+        "model.rope_fraction = " + to_toml(model.rope_fraction) +
+            ": it must give an even number of the dims of a head, of which there are " +
+            std::to_string(head_dim));
   }
+  require(
+      model.rope_fraction == 1 || model.kind == "hybrid",
+      "model.rope_fraction = " + to_toml(model.rope_fraction) +
+          ": only models of kind \"hybrid\" have it; remove it, or set model.kind");
   if (model.kind == "vlm") {
     divides("model.patch", model.patch, "model.image_size", model.image_size);
     divides("model.vision_heads", model.vision_heads, "model.vision_dim", model.vision_dim);

@@ -25,6 +25,7 @@ struct ModelSection {
   int64_t head_dim = 0;
   bool qkv_bias = false;
   bool qk_norm = false;
+  bool qk_norm_across = false;
   int64_t ffn = 0;
   int64_t vocab = 256;
   double rope_theta = 10000;
@@ -34,14 +35,18 @@ struct ModelSection {
   // for moe, and for hybrid with experts in its pattern
   int64_t experts = 8;
   int64_t top_k = 2;
+  bool norm_top_k = true;
   int64_t expert_ffn = 0;
   int64_t shared_ffn = 0;
   double balance = 0.01;
   // for hybrid
   std::string pattern = "M-*E";
+  double rope_fraction = 1;
   int64_t ssm_state = 64;
   int64_t ssm_head_dim = 64;
   int64_t ssm_groups = 1;
+  int64_t ssm_expand = 2;
+  int64_t ssm_width = 4;
   int64_t ssm_chunk = 128;
   // for vlm
   int64_t image_size = 32;

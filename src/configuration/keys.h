@@ -71,6 +71,10 @@ void keys(Section& s, Visitor&& visit) {
       "qk_norm", s.qk_norm,
       meaning("an RMSNorm for each head of the queries and keys, as in Qwen3; not with qkv_bias"));
   visit(
+      "qk_norm_across", s.qk_norm_across,
+      meaning("with qk_norm: one RMSNorm across all heads of the queries and one of the keys, as "
+              "in OLMoE"));
+  visit(
       "ffn", s.ffn,
       up_to_bits(
           24, 0,
@@ -84,6 +88,9 @@ void keys(Section& s, Visitor&& visit) {
   visit("experts", s.experts, up_to_bits(16, 1, "moe, hybrid: experts per layer"));
   visit("top_k", s.top_k, up_to_bits(16, 1, "moe, hybrid: experts per token"));
   visit(
+      "norm_top_k", s.norm_top_k,
+      meaning("moe, hybrid: the weights of a token's experts are divided by their sum"));
+  visit(
       "expert_ffn", s.expert_ffn,
       up_to_bits(24, 0, "moe, hybrid: hidden width of an expert; 0: ffn"));
   visit(
@@ -94,13 +101,25 @@ void keys(Section& s, Visitor&& visit) {
       "pattern", s.pattern,
       meaning("hybrid: one letter per layer, repeated if shorter than layers: M Mamba-2, * "
               "attention, - feed-forward, E experts"));
+  visit(
+      "rope_fraction", s.rope_fraction,
+      Key{.meaning = "hybrid: part of each attention head that has rotary position embeddings",
+          .least = 0,
+          .most = 1,
+          .above = true});
   visit("ssm_state", s.ssm_state, up_to_bits(16, 1, "hybrid: Mamba-2 state size"));
   visit(
       "ssm_head_dim", s.ssm_head_dim,
-      up_to_bits(16, 1, "hybrid: width of a Mamba-2 head; divides 2 dim"));
+      up_to_bits(16, 1, "hybrid: width of a Mamba-2 head; divides ssm_expand dim"));
   visit(
       "ssm_groups", s.ssm_groups,
       up_to_bits(16, 1, "hybrid: groups of Mamba-2 heads that share B and C"));
+  visit(
+      "ssm_expand", s.ssm_expand,
+      up_to_bits(8, 1, "hybrid: inner width of Mamba-2, as a multiple of dim"));
+  visit(
+      "ssm_width", s.ssm_width,
+      up_to_bits(3, 1, "hybrid: tokens that Mamba-2's convolution covers"));
   visit("ssm_chunk", s.ssm_chunk, up_to_bits(20, 1, "hybrid: tokens per Mamba-2 chunk"));
   visit(
       "image_size", s.image_size, up_to_bits(14, 1, "vlm: width and height of an image in pixels"));

@@ -103,6 +103,7 @@ LlamaOptions llama_of(const ModelSection& model) {
   options.head_dim = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
   options.qkv_bias = model.qkv_bias;
   options.qk_norm = model.qk_norm;
+  options.qk_norm_across = model.qk_norm_across;
   options.ffn = model.ffn;
   options.rope_theta = model.rope_theta;
   options.norm_eps = model.norm_eps;
@@ -115,6 +116,7 @@ ExpertOptions experts_of(const ModelSection& model) {
   return {
       .count = model.experts,
       .top_k = model.top_k,
+      .norm_top_k = model.norm_top_k,
       .ffn = model.expert_ffn,
       .shared_ffn = model.shared_ffn,
       .balance = model.balance};
@@ -124,8 +126,35 @@ MambaOptions mamba_of(const ModelSection& model) {
   return {
       .state = model.ssm_state,
       .head_dim = model.ssm_head_dim,
+      .expand = model.ssm_expand,
       .groups = model.ssm_groups,
+      .width = model.ssm_width,
       .chunk = model.ssm_chunk};
+}
+
+HybridOptions hybrid_of(const ModelSection& model, const LlamaOptions& base) {
+  return {base, experts_of(model), mamba_of(model), model.pattern, model.rope_fraction};
+}
+
+void set_experts(ModelSection& model, const ExpertOptions& experts) {
+  model.experts = experts.count;
+  model.top_k = experts.top_k;
+  model.norm_top_k = experts.norm_top_k;
+  model.expert_ffn = experts.ffn;
+  model.shared_ffn = experts.shared_ffn;
+  model.balance = experts.balance;
+}
+
+void set_hybrid(ModelSection& model, const HybridOptions& options) {
+  set_experts(model, options.experts);
+  model.pattern = options.pattern;
+  model.rope_fraction = options.rope_fraction;
+  model.ssm_state = options.mamba.state;
+  model.ssm_head_dim = options.mamba.head_dim;
+  model.ssm_expand = options.mamba.expand;
+  model.ssm_groups = options.mamba.groups;
+  model.ssm_width = options.mamba.width;
+  model.ssm_chunk = options.mamba.chunk;
 }
 
 VisionOptions vision_of(const ModelSection& model) {
@@ -174,9 +203,7 @@ std::shared_ptr<LanguageModel> described_model(const Configuration& configuratio
   base.recompute = recompute_of(configuration.train.recompute);
   base.recompute_layers = configuration.train.recompute_layers;
   if (model.kind == "moe") return make_moe({base, experts_of(model)});
-  if (model.kind == "hybrid") {
-    return make_hybrid({base, experts_of(model), mamba_of(model), model.pattern});
-  }
+  if (model.kind == "hybrid") return make_hybrid(hybrid_of(model, base));
   if (model.kind == "vlm") return make_vlm({base, vision_of(model)});
   return make_llama(base);
 }
@@ -363,12 +390,19 @@ ModelSection resolved(ModelSection model) {
     model.head_dim = usual ? 0 : options.head_dim;
     model.qkv_bias = options.qkv_bias;
     model.qk_norm = options.qk_norm;
+    model.qk_norm_across = options.qk_norm_across;
     model.ffn = options.ffn;
     model.vocab = options.vocab;
     model.rope_theta = options.rope_theta;
     model.norm_eps = options.norm_eps;
     model.tie_embeddings = options.tie_embeddings;
     model.init_std = options.init_std;
+    if (const auto* moe = std::get_if<MoeOptions>(&options_of_any_kind)) {
+      set_experts(model, moe->experts);
+    }
+    if (const auto* hybrid = std::get_if<HybridOptions>(&options_of_any_kind)) {
+      set_hybrid(model, *hybrid);
+    }
     return model;
   }
   if (model.kv_heads == 0) model.kv_heads = model.heads;

@@ -46,11 +46,12 @@ std::optional<int64_t> number_in_state(const fs::path& checkpoint, const char* n
 
 /// Keys that a model of this kind is built from; the others are rates and deviations, or unused.
 bool shapes_the_model(const std::string& key, const std::string& kind) {
-  static const std::set<std::string> always{"kind",  "dim",      "layers",        "heads",
-                                            "ffn",   "kv_heads", "head_dim",      "qkv_bias",
-                                            "vocab", "qk_norm",  "tie_embeddings"};
+  static const std::set<std::string> always{
+      "kind",     "dim",   "layers",  "heads",          "ffn",           "kv_heads", "head_dim",
+      "qkv_bias", "vocab", "qk_norm", "qk_norm_across", "tie_embeddings"};
   static const std::set<std::string> experts{"experts", "expert_ffn", "shared_ffn"};
-  static const std::set<std::string> hybrid{"pattern", "ssm_state", "ssm_head_dim", "ssm_groups"};
+  static const std::set<std::string> hybrid{"pattern",    "ssm_state",  "ssm_head_dim",
+                                            "ssm_groups", "ssm_expand", "ssm_width"};
   static const std::set<std::string> vision{"image_size",    "patch",        "vision_dim",
                                             "vision_layers", "vision_heads", "image_token"};
   const bool has_experts = kind == "moe" || kind == "hybrid";

@@ -134,7 +134,7 @@ Json fp8_config(const LanguageModel& model, const std::vector<std::string>& expo
   Json others = {"lm_head"};
   for (const auto& item : model.named_parameters()) {
     const bool in_fp8 = std::find(exported.begin(), exported.end(), item.key()) != exported.end();
-    const bool product = item.value().dim() == 2 && item.key().rfind("layer", 0) == 0;
+    const bool product = item.value().dim() >= 2 && item.key().rfind("layer", 0) == 0;
     if (in_fp8 || !product) continue;
     for (const auto& slice : model.slices_of(item.key(), whole_shape(item.value()))) {
       others.push_back(slice.tensor.substr(0, slice.tensor.rfind('.')));

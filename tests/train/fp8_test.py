@@ -180,6 +180,22 @@ def models_are_saved_in_fp8(place):
     return distance
 
 
+def others_are_named(place):
+    """A mixture of experts and a hybrid, saved in fp8: all linear layers that are not in fp8 are named for transformers."""
+    moe = {"model__kind": "moe", "model__experts": 4, "model__expert_ffn": 64}
+    hybrid = {"model__kind": "hybrid", "model__pattern": "M-*-", "model__layers": 4, "model__rope_fraction": 0.5,
+              "model__ssm_state": 32, "model__ssm_head_dim": 8}
+    for kind, settings in (("mixtral", moe), ("bamba", hybrid)):
+        train(place, kind, precision__recipe="fp8", train__export_dtype="fp8_block", train__steps=1, **settings)
+        config = json.loads((place / kind / "step-1" / "config.json").read_text())
+        assert config["model_type"] == kind, config
+        model = tensors(place / kind / "step-1", "model")
+        matrices = {name.rsplit(".", 1)[0] for name, tensor in model.items()
+                    if tensor.dim() == 2 and name.endswith(".weight") and tensor.dtype != torch.float8_e4m3fn}
+        assert set(config["quantization_config"]["modules_to_not_convert"]) == matrices - {"model.embed_tokens"}, (kind, matrices)
+        assert any(tensor.dtype == torch.float8_e4m3fn for tensor in model.values()), kind
+
+
 def write_folder(folder, weights, config):
     header, data = {}, b""
     for name, tensor in weights.items():
@@ -218,6 +234,7 @@ def main():
         worst = every_recipe_trains(place)
         mistakes_are_named(place)
         runs_go_on(place)
+        others_are_named(place)
         distance = models_are_saved_in_fp8(place)
     print(f"losses at most {100 * worst:.2f} % from bf16; logits of a model saved in fp8 {distance:.1f} dB from its main weights")
 

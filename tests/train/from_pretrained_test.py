@@ -31,7 +31,16 @@ ODD = {"bos_token_id": 3, "eos_token_id": [5, 7], "pad_token_id": 9, "max_positi
 SPECIAL = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|eot_id|>", "lstrip": False, "normalized": False,
                                                            "rstrip": False, "single_word": False}}
 SCRATCH = {"qwen2": {"model__qkv_bias": "true", "model__tie_embeddings": "true"},
-           "qwen3": {"model__qk_norm": "true", "model__head_dim": 12}}
+           "qwen3": {"model__qk_norm": "true", "model__head_dim": 12},
+           "mixtral": {"model__kind": "moe", "model__experts": 4, "model__expert_ffn": 16},
+           "qwen3_moe": {"model__kind": "moe", "model__experts": 4, "model__expert_ffn": 16, "model__top_k": 3,
+                         "model__norm_top_k": "false", "model__balance": 0, "model__qk_norm": "true"},
+           "olmoe": {"model__kind": "moe", "model__experts": 4, "model__expert_ffn": 16, "model__qk_norm": "true",
+                     "model__qk_norm_across": "true"},
+           "bamba": {"model__kind": "hybrid", "model__pattern": "M-*-M-", "model__layers": 6, "model__rope_fraction": 0.5,
+                     "model__ssm_state": 8, "model__ssm_head_dim": 16, "model__ssm_groups": 2, "model__ssm_expand": 3,
+                     "model__ssm_width": 3, "model__ssm_chunk": 16}}
+PLANNED = ("qwen3_moe", "bamba")
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ eos_token }}{% endfor %}"
 
 
@@ -137,6 +146,17 @@ def from_scratch(place):
     return same_logits(model, saved, place)
 
 
+def planned(place, kind):
+    """A plan and a rehearsal from a folder alone."""
+    weights = families.weights(kind)
+    about = ("hybrid" if kind == "bamba" else "moe") + f", {sum(weight.numel() for weight in weights.values())} parameters"
+    settings = {"model.from": kind, "data.text": given.STORY, "data.seq": given.SEQ, "device.kind": "cpu"}
+    words = ["empty.toml", "--world=2", *(f"--set={key}={value}" for key, value in settings.items())]
+    for command in (["plan", *words], ["rehearse", *words, "--steps=1"]):
+        done = SERVER.run(command, cwd=place)
+        assert done.returncode == 0 and about in done.stdout, (command, done.returncode, done.stdout, done.stderr)
+
+
 def of_families(place):
     """Of each family: a model that goes on from a folder; of those that a configuration describes, one from scratch, too."""
     worst = 0
@@ -146,9 +166,11 @@ def of_families(place):
         saved = place / f"tuned-{kind}/step-2"
         assert json.loads((saved / "config.json").read_text()) == {**config, "torch_dtype": "float32"}
         worst = max(worst, same_logits(load(saved), saved, place))
+        if kind in PLANNED:
+            planned(place, kind)
     sizes = {"model__dim": 32, "model__layers": 2, "model__heads": 4, "model__kv_heads": 2}
     for kind, settings in SCRATCH.items():
-        train(place, **sizes, **settings, train__out=f"new-{kind}")
+        train(place, **{**sizes, **settings}, train__out=f"new-{kind}")
         saved = place / f"new-{kind}/step-2"
         config = json.loads((saved / "config.json").read_text())
         model = load(saved)
@@ -159,10 +181,29 @@ def of_families(place):
     return worst
 
 
+def balanced(place):
+    """The load-balancing loss of one layer and one sequence, for which it does not matter over how many it is computed."""
+    about = {**families.CONFIGS["mixtral"], "num_hidden_layers": 1, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+    weights = {name: weight for name, weight in families.weights("mixtral").items() if ".layers.1." not in name}
+    given.write_model(place / "balanced", about, weights)
+    train(place, model__from="balanced", train__out="of-balanced", train__steps=1, data__shuffle="false")
+    step = json.loads((place / "of-balanced/metrics.jsonl").read_text())
+    assert json.loads((place / "of-balanced/step-1/config.json").read_text()) == {**about, "torch_dtype": "float32"}
+    row = torch.tensor([list(given.STORY.read_bytes()[:given.SEQ + 1])])
+    model = load(place / "balanced")
+    outputs = model(row[:, :-1])
+    loss = torch.nn.functional.cross_entropy(outputs.logits[0], row[0, 1:])
+    (loss + 0.5 * outputs.aux_loss).backward()
+    norm = torch.stack([weight.grad.norm() for weight in model.parameters() if weight.grad is not None]).norm().item()
+    for mine, theirs in ((step["loss"], loss.item()), (step["grad_norm"], norm)):
+        assert abs(mine / theirs - 1) < BOUND, (step, loss, norm)
+
+
 def main():
     with SERVER, tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
         worst = max(fine_tuned(place), from_scratch(place), of_families(place))
+        balanced(place)
     print(f"logits at most {worst:.1e} apart")
 
 

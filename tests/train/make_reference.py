@@ -41,6 +41,8 @@ def train(model):
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
+        for parameter in model.parameters():  # an expert without tokens has none; torch's AdamW would skip it, decay and all
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), given.CLIP)
         optimizer.step()
         steps.append({"loss": loss.item(), "grad_norm": norm.item()})

@@ -19,6 +19,10 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "vocab_si
 
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "num_key_value_heads": 2}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2, "head_dim": 4}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_key_value_heads": 2}
+QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 2, "head_dim": 4}
+OLMOE = {"architectures": ["OlmoeForCausalLM"]}
+BAMBA = {"architectures": ["BambaForCausalLM"], "num_key_value_heads": 2, "mamba_n_heads": 4}
 
 
 def safetensors(tensors, header=None):
@@ -176,6 +180,29 @@ CASES = {
     "a layer whose window is off": (model(config=changed(**QWEN3, layer_types=["sliding_attention"])), ["layer_types", "sliding_attention"]),
     "layer types that are none": (model(config=changed(**QWEN3, layer_types=[1])), ["layer_types = [1]", "list of texts"]),
     "biases of a family without": (model(config=changed(**QWEN3, attention_bias=True)), ["attention_bias = true", "only false"]),
+    "a router with noise": (model(config=changed(**MIXTRAL, router_jitter_noise=0.1)), ["router_jitter_noise = 0.1", "only 0.0"]),
+    "more experts than a folder's": (model(config=changed(**MIXTRAL, num_experts_per_tok=9)),
+                                     ["num_experts_per_tok = 9", "at most num_local_experts = 8"]),
+    "a folder's experts of an odd width": (model(config=changed(**QWEN3_MOE, moe_intermediate_size=12)),
+                                           ["moe_intermediate_size = 12", "multiple of 8"]),
+    "a balance below 0": (model(config=changed(**MIXTRAL, router_aux_loss_coef=-1)), ["router_aux_loss_coef = -1", "from 0 on"]),
+    "layers without experts": (model(config=changed(**QWEN3_MOE, mlp_only_layers=[0])), ["mlp_only_layers = [0]", "only []"]),
+    "every second layer with experts": (model(config=changed(**QWEN3_MOE, decoder_sparse_step=2)), ["decoder_sparse_step = 2", "only 1"]),
+    "a window of experts": (model(config=changed(**QWEN3_MOE, use_sliding_window=True, sliding_window=5)), ["sliding_window = 5"]),
+    "clipped queries": (model(config=changed(**OLMOE, clip_qkv=8.0)), ["clip_qkv = 8.0", "only null"]),
+    "heads of another width": (model(config=changed(**OLMOE, head_dim=8)), ["head_dim = 8", "hidden_size / num_attention_heads"]),
+    "norms across heads that have none": (configuration(FINE.replace("heads", "qk_norm_across = true\nheads")),
+                                          ["model.qk_norm_across = true", "set model.qk_norm"]),
+    "experts that are not there": (model(config=changed(**MIXTRAL)), ["no tensor 'model.layers.0.block_sparse_moe."]),
+    "heads of Mamba that do not fit": (model(config=changed(**BAMBA, mamba_d_head=5)), ["mamba_d_head = 5", "hidden_size = 16"]),
+    "groups of Mamba that do not divide": (model(config=changed(**BAMBA, mamba_n_groups=3)), ["mamba_n_groups = 3", "mamba_n_heads = 4"]),
+    "a wide convolution": (model(config=changed(**BAMBA, mamba_d_conv=9)), ["mamba_d_conv = 9", "at most 8"]),
+    "a projection with biases": (model(config=changed(**BAMBA, mamba_proj_bias=True)), ["mamba_proj_bias = true", "only false"]),
+    "an odd number of rotated dims": (model(config=changed(**BAMBA, partial_rotary_factor=0.25)),
+                                      ["partial_rotary_factor = 0.25", "the 4 dims of a head"]),
+    "rotated parts of a Llama's heads": (model(config=changed(partial_rotary_factor=0.5)), ["partial_rotary_factor = 0.5", "only 1.0"]),
+    "attention in a layer that is not there": (model(config=changed(**BAMBA, attn_layer_indices=[1])), ["attn_layer_indices = [1]", "from 0 to 0"]),
+    "a loss of Bamba's own": (model(config=changed(**BAMBA, z_loss_coefficient=0.1)), ["z_loss_coefficient = 0.1", "only 0.0"]),
     "a dropout": (model(config=changed(attention_dropout=0.1)), ["attention_dropout = 0.1", "only 0.0"]),
     "norms that are not there": (model(config=changed(**QWEN3)), ["no tensor 'model.layers.0.self_attn.", "_norm.weight'"]),
     "a folder of another kind": (lambda place: (folder(place), kind("moe", 'from = "model"')(place)),
@@ -183,6 +210,8 @@ CASES = {
     "a folder for a model that sees": (kind("vlm", 'from = "model"'), ['model.kind = "vlm"', "remove model.kind"]),
     "biases and norms": (configuration(FINE.replace("heads", "qk_norm = true\nqkv_bias = true\nheads")), ["model.qk_norm", "set one of"]),
     "heads of an odd width": (configuration(FINE.replace("heads", "head_dim = 7\nheads")), ["model.head_dim = 7", "even"]),
+    "no rotated dims": (kind("hybrid", "rope_fraction = 0.1"), ["model.rope_fraction = 0.1", "of which there are 8"]),
+    "rotated parts of heads elsewhere": (kind("moe", "rope_fraction = 0.5"), ["model.rope_fraction = 0.5", "hybrid"]),
     "a pipe for a text": (pipe, ["not a regular file"]),
     "a file where the results go": (file_in_the_way, ["train.out = out"]),
     "a batch beyond all bounds": (configuration(FINE.replace("seq", "batch = 4611686018427387904\nseq")), ["data.batch", "at most"]),

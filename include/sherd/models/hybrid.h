@@ -29,11 +29,22 @@ struct HybridOptions {
   /// The kinds of the layers, a letter each: M Mamba-2, * attention, - feed-forward, E experts. A
   /// short pattern is repeated.
   std::string pattern = "M-*E";
+  /// The part of each attention head that has rotary embeddings: its first dims in checkpoints.
+  double rope_fraction = 1;
+
+  /// Returns the kind of a layer.
+  char letter(int64_t layer) const { return pattern[static_cast<size_t>(layer) % pattern.size()]; }
+  /// Returns the number of a head's dims that have rotary embeddings.
+  int64_t rotated_dims() const {
+    return static_cast<int64_t>(static_cast<double>(base.head_dim) * rope_fraction);
+  }
 };
 
 /// Makes a model with layers of four kinds, each with its norm and residual connection, in the
-/// order of a pattern. Its units are those of a Llama, but differ in size. Throws if the pattern is
-/// empty or has other letters.
+/// order of a pattern. Its units are those of a Llama, but differ in size. If all layers are pairs
+/// of a Mamba-2 or attention and a feed-forward, its checkpoints are Hugging Face folders of a
+/// Bamba; others have no config.json and Sherd's names. Throws if the pattern is empty or has other
+/// letters, and unless an even number of a head's dims has rotary embeddings.
 SHERD_API std::shared_ptr<LanguageModel> make_hybrid(const HybridOptions& options);
 
 }  // namespace sherd

@@ -35,6 +35,7 @@ struct LlamaOptions {
   bool tie_embeddings = false;            ///< the head uses the embedding's weight
   bool qkv_bias = false;                  ///< queries, keys and values have biases (Qwen2)
   bool qk_norm = false;                   ///< each head of queries and keys is normed (Qwen3)
+  bool qk_norm_across = false;            ///< … or, with qk_norm, all heads as one (OLMoE)
   int64_t sliding_window = 0;             ///< longer sequences are refused; 0: any length
   double init_std = 0.02;                 ///< standard deviation of initial weights
   Recompute recompute = Recompute::none;  ///< what is recomputed in the backward
@@ -52,7 +53,9 @@ struct LlamaOptions {
 /// Makes a Llama: grouped-query attention, rotary embeddings, SwiGLU, RMSNorm. Build it under
 /// MetaDevice to allocate no memory before it is sharded. Its units are the layers and, unless
 /// embeddings are tied, the embedding, and the last norm with the head. Its checkpoints are Hugging
-/// Face folders: Qwen2 with qkv_bias, Qwen3 with qk_norm, else Llama. Throws if both are set.
+/// Face folders: Qwen2 with qkv_bias, Qwen3 with qk_norm, else Llama. With qk_norm_across they have
+/// no config.json and Sherd's names. Throws if qkv_bias and qk_norm are set, and for qk_norm_across
+/// without qk_norm.
 SHERD_API std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options);
 
 }  // namespace sherd

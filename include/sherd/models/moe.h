@@ -14,6 +14,7 @@ namespace sherd {
 struct ExpertOptions {
   int64_t count = 8;       ///< number of experts
   int64_t top_k = 2;       ///< experts for each token
+  bool norm_top_k = true;  ///< the weights of a token's experts sum to 1; else they are its chances
   int64_t ffn = 704;       ///< width inside an expert
   int64_t shared_ffn = 0;  ///< width of an additional expert for all tokens; 0: none
   /// Weight of the load-balancing loss. That loss is smallest, 1 per layer and token, if all
@@ -29,6 +30,9 @@ struct MoeOptions {
 };
 
 /// Makes a Llama with mixture-of-experts layers in place of feed-forwards; its units are the same.
+/// Its checkpoints are Hugging Face folders: Qwen3-MoE with qk_norm, OLMoE with qk_norm_across as
+/// well, Mixtral without both and with norm_top_k. No family is known for the others, nor with
+/// qkv_bias or a shared expert; they have no config.json and Sherd's names.
 SHERD_API std::shared_ptr<LanguageModel> make_moe(const MoeOptions& options);
 
 }  // namespace sherd

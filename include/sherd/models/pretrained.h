@@ -12,7 +12,7 @@
 #include "sherd/models/moe.h"
 
 // Models in Hugging Face folders: config.json, and weights in safetensors. The families are Llama,
-// Mistral, Qwen2 and Qwen3.
+// Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, OLMoE and Bamba.
 namespace sherd {
 
 /// The options of a model, which say its kind, too.

@@ -18,6 +18,7 @@ AttentionOptions attention_of(const LlamaOptions& options) {
       .head_dim = options.head_dim,
       .qkv_bias = options.qkv_bias,
       .qk_norm = options.qk_norm ? std::optional(options.norm_eps) : std::nullopt,
+      .qk_norm_across = options.qk_norm_across,
       .rotary = RotaryOptions{options.head_dim, options.rope_theta, options.rope_scaling}};
 }
 
@@ -28,8 +29,11 @@ AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options
   const auto packed = torch::nn::LinearOptions(options.dim, width + 2 * narrow);
   qkv = register_module("qkv", Linear(torch::nn::LinearOptions(packed).bias(options.qkv_bias)));
   if (options.qk_norm) {
-    query_norm = register_module("query_norm", RmsNorm(options.head_dim, *options.qk_norm));
-    key_norm = register_module("key_norm", RmsNorm(options.head_dim, *options.qk_norm));
+    const bool across = options.qk_norm_across;
+    const int64_t of_queries = across ? width : options.head_dim;
+    const int64_t of_keys = across ? narrow : options.head_dim;
+    query_norm = register_module("query_norm", RmsNorm(of_queries, *options.qk_norm));
+    key_norm = register_module("key_norm", RmsNorm(of_keys, *options.qk_norm));
   }
   output = register_module("output", plain_linear(width, options.dim));
 }
@@ -39,7 +43,7 @@ at::Tensor AttentionImpl::with_normed_heads(const at::Tensor& packed) {
   const auto parts =
       packed.split_with_sizes({options_.heads * options_.head_dim, narrow, narrow}, -1);
   const auto heads_of = [&](const at::Tensor& part) {
-    return part.unflatten(-1, {-1, options_.head_dim});
+    return part.unflatten(-1, {-1, options_.qk_norm_across ? part.size(-1) : options_.head_dim});
   };
   const auto query = query_norm(heads_of(parts[0])).flatten(-2);
   const auto key = key_norm(heads_of(parts[1])).flatten(-2);

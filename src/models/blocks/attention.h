@@ -19,6 +19,7 @@ struct AttentionOptions {
   bool causal = true;
   bool qkv_bias = false;
   std::optional<double> qk_norm{};  ///< epsilon of the norms of queries and keys; none: no norms
+  bool qk_norm_across = false;      ///< one norm for all heads
   std::optional<RotaryOptions> rotary{};
 };
 
@@ -35,7 +36,7 @@ struct AttentionImpl : torch::nn::Module {
 
   Linear qkv{nullptr};  ///< rows of the queries, then the keys, then the values
   Linear output{nullptr};
-  RmsNorm query_norm{nullptr}, key_norm{nullptr};  ///< of each head
+  RmsNorm query_norm{nullptr}, key_norm{nullptr};  ///< of each head, or of all
 
  private:
   at::Tensor with_normed_heads(const at::Tensor& packed);

@@ -15,8 +15,9 @@ namespace {
 /// Of each pair of dims, in radians per position.
 std::vector<float> frequencies(const RotaryOptions& options) {
   std::vector<float> result;
-  for (int64_t i = 0; i < options.head_dim; i += 2) {
-    const double power = static_cast<double>(i) / static_cast<double>(options.head_dim);
+  const int64_t rotated = options.rotated.value_or(options.head_dim);
+  for (int64_t i = 0; i < rotated; i += 2) {
+    const double power = static_cast<double>(i) / static_cast<double>(rotated);
     double frequency = 1 / std::pow(options.theta, power);
     if (const auto& scaling = options.scaling) {
       // Long waves are stretched, short ones stay, those between are blended.
@@ -33,6 +34,7 @@ std::vector<float> frequencies(const RotaryOptions& options) {
     }
     result.push_back(static_cast<float>(frequency));
   }
+  result.resize(static_cast<size_t>(options.head_dim / 2), 0);
   return result;
 }
 

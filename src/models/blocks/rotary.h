@@ -14,6 +14,7 @@ struct RotaryOptions {
   int64_t head_dim = 32;  ///< even
   double theta = 10000;
   std::optional<RopeScaling> scaling{};
+  std::optional<int64_t> rotated{};  ///< dims of a head that are rotated, even; none: all
 };
 
 /// The tables of rotary position embeddings, computed when they are first needed.
@@ -21,7 +22,7 @@ class Rotary {
  public:
   explicit Rotary(const RotaryOptions& options) : options_(options) {}
   /// Returns the tables of the positions 0 … `positions` − 1. Dim i of a head is rotated with dim i
-  /// + head_dim/2.
+  /// + head_dim/2; where i is rotated/2 or above, the angle is 0.
   const RotaryTables& tables(int64_t positions, c10::Device device);
 
  private:

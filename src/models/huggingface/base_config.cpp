@@ -44,6 +44,10 @@ LlamaOptions read_base_config(const ConfigFile& config, const ConfigDefaults& de
   options.head_dim = config.count("head_dim", defaults.head_dim.value_or(usual));
   options.ffn = config.count("intermediate_size");
   const auto rope = config.inner("rope_parameters");
+  if (!defaults.partial_rotary) {
+    config.require("partial_rotary_factor", 1.0);
+    if (rope) rope->require("partial_rotary_factor", 1.0);
+  }
   const double theta = defaults.rope_theta;
   options.rope_theta = config.real("rope_theta", rope ? rope->real("rope_theta", theta) : theta);
   options.rope_scaling = scaling_of(config);
@@ -56,6 +60,11 @@ LlamaOptions read_base_config(const ConfigFile& config, const ConfigDefaults& de
       " must divide num_attention_heads = ", options.heads, ", and head_dim = ", options.head_dim,
       " must be even");
   return options;
+}
+
+int64_t usual_kv_heads(const ConfigFile& config, int64_t usual) {
+  const int64_t heads = config.count("num_attention_heads", {}, 16);
+  return config.has("num_key_value_heads") ? heads : usual;
 }
 
 Json base_config(const LlamaOptions& options) {
@@ -107,6 +116,7 @@ std::string base_name(const std::string& name) {
       {"attention.key_norm.weight", "self_attn.k_norm.weight"},
       {"attention.output.weight", "self_attn.o_proj.weight"},
       {"feed_forward_norm.weight", "post_attention_layernorm.weight"},
+      {"experts_norm.weight", "post_attention_layernorm.weight"},
       {"feed_forward.gate.weight", "mlp.gate_proj.weight"},
       {"feed_forward.up.weight", "mlp.up_proj.weight"},
       {"feed_forward.down.weight", "mlp.down_proj.weight"}};

@@ -71,6 +71,15 @@ double ConfigFile::real(const char* key, std::optional<double> otherwise) const 
   return value->get<double>();
 }
 
+double ConfigFile::weight(const char* key, double otherwise) const {
+  const auto* value = find(key, true);
+  if (!value) return otherwise;
+  TORCH_CHECK_VALUE(
+      value->is_number() && value->get<double>() >= 0, "[model.from] ", path_, ": ", key, " = ",
+      shown(*value), ": it must be a number from 0 on");
+  return value->get<double>();
+}
+
 bool ConfigFile::flag(const char* key, bool otherwise) const {
   const auto* value = find(key, true);
   if (!value) return otherwise;
@@ -95,6 +104,19 @@ std::vector<std::string> ConfigFile::words(const char* key) const {
       fine, "[model.from] ", path_, ": ", key, " = ", shown(*value),
       ": it must be a list of texts");
   return value->get<std::vector<std::string>>();
+}
+
+std::vector<int64_t> ConfigFile::indices(const char* key, int64_t below) const {
+  const auto* value = find(key, true);
+  if (!value) return {};
+  const bool fine = value->is_array() && std::all_of(value->begin(), value->end(), [&](auto& one) {
+                      return one.is_number_integer() && one.template get<int64_t>() >= 0 &&
+                             one.template get<int64_t>() < below;
+                    });
+  TORCH_CHECK_VALUE(
+      fine, "[model.from] ", path_, ": ", key, " = ", shown(*value),
+      ": it must be a list of whole numbers from 0 to ", below - 1);
+  return value->get<std::vector<int64_t>>();
 }
 
 std::optional<ConfigFile> ConfigFile::inner(const char* key) const {

@@ -29,11 +29,15 @@ class ConfigFile {
       int64_t least = 1) const;
   /// Returns a number above 0.
   double real(const char* key, std::optional<double> otherwise = {}) const;
+  /// Returns a number from 0 on.
+  double weight(const char* key, double otherwise) const;
   bool flag(const char* key, bool otherwise) const;
   /// Returns a text; an empty one if there is none.
   std::string word(const char* key) const;
   /// Returns a list of texts; an empty one if there is none.
   std::vector<std::string> words(const char* key) const;
+  /// Returns a list of whole numbers from 0 to `below` − 1; an empty one if there is none.
+  std::vector<int64_t> indices(const char* key, int64_t below) const;
   /// Returns an object; nothing if there is none.
   std::optional<ConfigFile> inner(const char* key) const;
   /// Throws unless the value is `wanted`, or absent.

@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "models/huggingface/config_file.h"
+#include "models/hybrid/huggingface.h"
 #include "models/llama/huggingface.h"
+#include "models/moe/huggingface.h"
 
 namespace sherd {
 namespace {
@@ -31,6 +33,10 @@ constexpr Family kFamilies[] = {
     {"mistral", "MistralForCausalLM", read_as<read_mistral>},
     {"qwen2", "Qwen2ForCausalLM", read_as<read_qwen2>},
     {"qwen3", "Qwen3ForCausalLM", read_as<read_qwen3>},
+    {"mixtral", "MixtralForCausalLM", read_as<read_mixtral>},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", read_as<read_qwen3_moe>},
+    {"olmoe", "OlmoeForCausalLM", read_as<read_olmoe>},
+    {"bamba", "BambaForCausalLM", read_as<read_bamba>},
 };
 
 /// By architectures; without that entry by model_type; without both it is a Llama.
@@ -56,6 +62,8 @@ ModelOptions options_of(const ConfigFile& config) {
 }
 
 Json entries_of(const ModelOptions& options) {
+  if (const auto* moe = std::get_if<MoeOptions>(&options)) return moe_config(*moe);
+  if (const auto* hybrid = std::get_if<HybridOptions>(&options)) return bamba_config(*hybrid);
   return llama_config(std::get<LlamaOptions>(options));
 }
 

@@ -4,9 +4,13 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <initializer_list>
+#include <utility>
 
 #include "models/blocks/attention.h"
 #include "models/blocks/decoder.h"
+#include "models/huggingface/families.h"
+#include "models/hybrid/huggingface.h"
 #include "models/hybrid/mamba.h"
 #include "models/moe/experts.h"
 
@@ -50,6 +54,12 @@ struct HybridLayer final : Layer {
   Mixer mixer{nullptr};
 };
 
+AttentionOptions hybrid_attention(const HybridOptions& options) {
+  auto result = attention_of(options.base);
+  result.rotary->rotated = options.rotated_dims();
+  return result;
+}
+
 std::shared_ptr<Layer> make_layer(char letter, int64_t number, const HybridOptions& options) {
   const auto& base = options.base;
   const auto layer = [&](const auto& mixer) -> std::shared_ptr<Layer> {
@@ -59,7 +69,7 @@ std::shared_ptr<Layer> make_layer(char letter, int64_t number, const HybridOptio
   const bool ends_recompute = base.recomputes(Recompute::full, number);
   switch (letter) {
     case 'M': return layer(Mamba(base.dim, base.norm_eps, options.mamba, recomputes));
-    case '*': return layer(Attention(attention_of(base)));
+    case '*': return layer(Attention(hybrid_attention(options)));
     case '-': return layer(FeedForward(base.dim, base.ffn, recomputes, ends_recompute));
     case 'E': return layer(Experts(base.dim, options.experts, recomputes, ends_recompute));
     default:
@@ -69,10 +79,52 @@ std::shared_ptr<Layer> make_layer(char letter, int64_t number, const HybridOptio
   }
 }
 
+// Note [Heads with partial rotary embeddings]
+// Attention rotates dim i of a head with dim i + head_dim/2. Where only the first r dims of a head
+// are to be rotated, checkpoints have i and i + r/2 as pairs. So the rows of queries and keys have
+// another order in the model: both halves of a head begin with r/2 rotated dims, and the angles of
+// all others are 0. Queries and keys have the same order, so their products are the same.
+
+/// Returns the slices of a head's rows, for all heads of a tensor, in the order of the model.
+std::vector<TensorSlice> halved_heads(const TensorSlice& slice, int64_t head_dim, int64_t rotated) {
+  const int64_t pair = rotated / 2, middle = (rotated + head_dim) / 2;
+  std::vector<TensorSlice> result;
+  for (int64_t head = 0; head < slice.shape[0]; head += head_dim) {
+    for (const auto& [begin, end] : std::initializer_list<std::pair<int64_t, int64_t>>{
+             {0, pair}, {rotated, middle}, {pair, rotated}, {middle, head_dim}}) {
+      auto part = slice;
+      for (const int64_t size : slice.shape) part.ranges.emplace_back(0, size);
+      part.ranges[0] = {head + begin, head + end};
+      result.push_back(std::move(part));
+    }
+  }
+  return result;
+}
+
 class Hybrid final : public Decoder {
  public:
   Hybrid(const HybridOptions& options, const std::vector<std::shared_ptr<Layer>>& layers)
-      : Decoder("hybrid", options.base, layers), width_(options.mamba.width) {}
+      : Decoder("hybrid", options.base, layers), options_(options), is_bamba_(is_bamba(options)) {
+    if (is_bamba_) config_ = config_json(options);
+  }
+
+  std::vector<TensorSlice> slices_of(
+      const std::string& name, at::IntArrayRef shape) const override {
+    std::vector<TensorSlice> result;
+    const int64_t head_dim = options_.base.head_dim, rotated = options_.rotated_dims();
+    for (auto& slice : Decoder::slices_of(name, shape)) {
+      const bool turns = slice.tensor.find(".mixer.query") != std::string::npos ||
+                         slice.tensor.find(".mixer.key") != std::string::npos;
+      if (is_bamba_) slice = bamba_slice(options_, std::move(slice));
+      if (!turns || rotated == head_dim) {
+        result.push_back(std::move(slice));
+        continue;
+      }
+      for (auto& part : halved_heads(slice, head_dim, rotated)) result.push_back(std::move(part));
+    }
+    return result;
+  }
+  std::optional<std::string> config() const override { return config_; }
 
   /// A Mamba-2 begins with decays of 1 to 16 and steps of about 0.001 to 0.1, both evenly in their
   /// logarithm: softplus of so small a step's logarithm is the step.
@@ -85,7 +137,7 @@ class Hybrid final : public Decoder {
     if (name.ends_with("mixer.through")) return InitialValues::constant(1);
     if (name.ends_with("mixer.filter_bias")) return InitialValues::constant(0);
     if (name.ends_with("mixer.filter")) {
-      const double bound = 1 / std::sqrt(static_cast<double>(width_));
+      const double bound = 1 / std::sqrt(static_cast<double>(options_.mamba.width));
       return InitialValues::uniform(-bound, bound);
     }
     return Decoder::initial_values(name, shape);
@@ -98,7 +150,9 @@ class Hybrid final : public Decoder {
   }
 
  private:
-  int64_t width_;
+  HybridOptions options_;
+  bool is_bamba_;
+  std::optional<std::string> config_;
 };
 
 }  // namespace
@@ -106,10 +160,15 @@ class Hybrid final : public Decoder {
 std::shared_ptr<LanguageModel> make_hybrid(const HybridOptions& options) {
   TORCH_CHECK_VALUE(
       !options.pattern.empty(), "[models.hybrid] the pattern is empty: give a letter per layer");
+  const int64_t rotated = options.rotated_dims();
+  TORCH_CHECK_VALUE(
+      options.rope_fraction <= 1 && rotated > 0 && rotated % 2 == 0,
+      "[models.hybrid] rope_fraction = ", options.rope_fraction,
+      ": it must be at most 1, and give an even number of the ", options.base.head_dim,
+      " dims of a head");
   std::vector<std::shared_ptr<Layer>> layers;
   for (int64_t i = 0; i < options.base.layers; ++i) {
-    const auto letter = options.pattern[static_cast<size_t>(i) % options.pattern.size()];
-    layers.push_back(make_layer(letter, i, options));
+    layers.push_back(make_layer(options.letter(i), i, options));
   }
   return std::make_shared<Hybrid>(options, layers);
 }

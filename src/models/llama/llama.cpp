@@ -42,18 +42,20 @@ struct LlamaLayer final : Layer {
 
 class Llama final : public Decoder {
  public:
-  explicit Llama(const LlamaOptions& options)
-      : Decoder("llama", options, llama_layers(options)), config_(config_json(options)) {}
+  explicit Llama(const LlamaOptions& options) : Decoder("llama", options, llama_layers(options)) {
+    if (!options.qk_norm_across) config_ = config_json(options);
+  }
   std::vector<TensorSlice> slices_of(
       const std::string& name, at::IntArrayRef shape) const override {
     auto slices = Decoder::slices_of(name, shape);
+    if (!config_) return slices;
     for (auto& slice : slices) slice.tensor = base_name(slice.tensor);
     return slices;
   }
   std::optional<std::string> config() const override { return config_; }
 
  private:
-  std::string config_;
+  std::optional<std::string> config_;
 };
 
 }  // namespace
@@ -70,6 +72,9 @@ std::shared_ptr<LanguageModel> make_llama(const LlamaOptions& options) {
   TORCH_CHECK_VALUE(
       !options.qkv_bias || !options.qk_norm,
       "[models.llama] qkv_bias and qk_norm are both set: set one of them, as Qwen2 and Qwen3 do");
+  TORCH_CHECK_VALUE(
+      options.qk_norm || !options.qk_norm_across,
+      "[models.llama] qk_norm_across is set without qk_norm: set both, as OLMoE does");
   return std::make_shared<Llama>(options);
 }
 

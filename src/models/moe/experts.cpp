@@ -23,7 +23,8 @@ ExpertsImpl::ExpertsImpl(
 }
 
 std::vector<at::Tensor> ExpertsImpl::forward(const at::Tensor& x_BSD) {
-  auto [result_BSD, balance] = experts(x_BSD, {router, gate_up, down}, options_.top_k, recomputes_);
+  auto [result_BSD, balance] =
+      experts(x_BSD, {router, gate_up, down}, {options_.top_k, options_.norm_top_k}, recomputes_);
   if (shared) result_BSD = result_BSD + shared(x_BSD);
   return {result_BSD, balance * options_.balance};
 }
@@ -36,8 +37,9 @@ std::vector<at::Tensor> ExpertsImpl::forward_residual(
     options.skips_result = ends_recompute_;
   }
   const NormOptions normed{norm->weight, norm->epsilon};
-  auto [sum_BSD, result_BSD, balance] =
-      norm_experts(x_BSD, residual_BSD, normed, {router, gate_up, down}, options_.top_k, options);
+  auto [sum_BSD, result_BSD, balance] = norm_experts(
+      x_BSD, residual_BSD, normed, {router, gate_up, down}, {options_.top_k, options_.norm_top_k},
+      options);
   if (shared) {
     options.adds_sum = false;
     const auto shared_BSD = std::get<1>(norm_feed_forward(

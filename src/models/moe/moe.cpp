@@ -3,7 +3,9 @@
 
 #include "models/blocks/attention.h"
 #include "models/blocks/decoder.h"
+#include "models/huggingface/families.h"
 #include "models/moe/experts.h"
+#include "models/moe/huggingface.h"
 
 namespace sherd {
 namespace {
@@ -34,6 +36,29 @@ struct MoeLayer final : Layer {
   Experts experts{nullptr};
 };
 
+class Moe final : public Decoder {
+ public:
+  Moe(const MoeOptions& options, const std::vector<std::shared_ptr<Layer>>& layers)
+      : Decoder("moe", options.base, layers), family_(moe_family(options)) {
+    if (family_ != MoeFamily::none) config_ = config_json(options);
+  }
+  std::vector<TensorSlice> slices_of(
+      const std::string& name, at::IntArrayRef shape) const override {
+    auto slices = Decoder::slices_of(name, shape);
+    if (family_ == MoeFamily::none) return slices;
+    std::vector<TensorSlice> result;
+    for (const auto& slice : slices) {
+      for (auto& one : moe_slices(family_, slice)) result.push_back(std::move(one));
+    }
+    return result;
+  }
+  std::optional<std::string> config() const override { return config_; }
+
+ private:
+  MoeFamily family_;
+  std::optional<std::string> config_;
+};
+
 }  // namespace
 
 std::shared_ptr<LanguageModel> make_moe(const MoeOptions& options) {
@@ -41,7 +66,7 @@ std::shared_ptr<LanguageModel> make_moe(const MoeOptions& options) {
   for (int64_t i = 0; i < options.base.layers; ++i) {
     layers.push_back(std::make_shared<MoeLayer>(options, i));
   }
-  return std::make_shared<Decoder>("moe", options.base, layers);
+  return std::make_shared<Moe>(options, layers);
 }
 
 }  // namespace sherd
