@@ -152,7 +152,9 @@ InitialiseOptions parted_values() {
   return {.seed = 11, .values = [](const std::string& name, at::IntArrayRef shape) {
             const auto cut = parted_cut(name, {});
             for (const auto& one : parted_names()) {
-              if (name.ends_with(one)) EXPECT_EQ(shape, at::IntArrayRef(cut.shape)) << name;
+              if (name.ends_with(one)) {
+                EXPECT_EQ(shape, at::IntArrayRef(cut.shape)) << name;
+              }
             }
             if (name.ends_with("bias")) return std::optional(InitialValues::constant(0.25));
             if (name.ends_with("scale")) return std::optional(InitialValues::uniform(0.5, 1.5));

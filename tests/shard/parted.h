@@ -70,7 +70,7 @@ std::vector<Division> divisions_for(const ShardingCase& way);
 /// Makes the units; nothing is cut if the division has one part. `used`: as in PartedImpl; default:
 /// the parts that are held. With `meta`, parameters have no values.
 struct PartedOptions {
-  Division division;
+  Division division{};
   std::optional<Share> used{};
   Placement placement{Strategy::optim_grads_params};
   Precision precision{};
