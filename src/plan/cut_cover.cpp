@@ -18,7 +18,7 @@ struct HeldRange {
 std::vector<HeldRange> sorted_ranges(const std::vector<HeldPart>& parts) {
   std::vector<HeldRange> result;
   for (const auto& part : parts) {
-    for (const auto& range : part.ranges) result.push_back({range, part.lines.front()});
+    for (const auto& range : part.ranges) result.push_back({range, part.rank});
   }
   std::sort(result.begin(), result.end(), [](const HeldRange& one, const HeldRange& other) {
     return std::pair(one.range.begin, one.rank) < std::pair(other.range.begin, other.rank);
@@ -27,22 +27,6 @@ std::vector<HeldRange> sorted_ranges(const std::vector<HeldPart>& parts) {
 }
 
 }  // namespace
-
-std::vector<HeldPart> join_equal_parts(std::vector<HeldPart> parts) {
-  std::vector<HeldPart> result;
-  for (auto& part : parts) {
-    const auto same = std::find_if(result.begin(), result.end(), [&](const HeldPart& other) {
-      return other.ranges == part.ranges;
-    });
-    if (same == result.end()) {
-      result.push_back(std::move(part));
-    } else {
-      same->lines.insert(same->lines.end(), part.lines.begin(), part.lines.end());
-    }
-  }
-  for (auto& part : result) std::sort(part.lines.begin(), part.lines.end());
-  return result;
-}
 
 std::optional<std::string> fault_of_parts(
     const std::vector<int64_t>& shape, int64_t dim, const std::vector<HeldPart>& parts) {
@@ -63,24 +47,12 @@ std::optional<std::string> fault_of_parts(
       return text(
           of(begin, std::min(end, before.range.end)), " are in the parts of rank ", before.rank,
           " and rank ", held.rank,
-          ", which differ: two parts must be equal or have nothing in common; correct the cuts");
+          ", whose gradients are not added: put ranks with the same part on the parameter's "
+          "data-parallel axes (Mesh::flatten), or correct the cuts");
     }
     before = held;
   }
-  if (auto missing = missing_before(shape[static_cast<size_t>(dim)])) return missing;
-  for (const auto& part : parts) {
-    const auto& first = parts.front();
-    if (part.lines.size() == first.lines.size()) continue;
-    const auto held = [&](const HeldPart& one) {
-      return text(
-          of(one.ranges.front().begin, one.ranges.front().end), " are on ", one.lines.size(),
-          one.lines.size() == 1 ? " line of ranks" : " lines of ranks");
-    };
-    return text(
-        held(first), ", but ", held(part),
-        ": each part must be on as many ranks as every other; correct the cuts");
-  }
-  return std::nullopt;
+  return missing_before(shape[static_cast<size_t>(dim)]);
 }
 
 }  // namespace sherd

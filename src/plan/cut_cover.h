@@ -10,18 +10,14 @@
 
 namespace sherd {
 
-/// A part of a parameter, and the lines of ranks that hold it: each is named by its first rank.
+/// A part of a parameter, and the first rank of the line of ranks that holds it.
 struct HeldPart {
   std::vector<IndexRange> ranges;
-  std::vector<int64_t> lines;
+  int64_t rank = 0;
 };
 
-/// Returns the parts with those of equal ranges as one, and the lines of each in ascending order.
-std::vector<HeldPart> join_equal_parts(std::vector<HeldPart> parts);
-
-/// Returns what is wrong with the distinct parts of a parameter, and what to do; nothing if each
-/// index along the dim is in one of them, and each part is on as many lines as the others.
-/// `shape`: of the whole.
+/// Returns what is wrong with the parts of a parameter, one for each line, and what to do; nothing
+/// if each index along the dim is in exactly one of them. `shape`: of the whole.
 std::optional<std::string> fault_of_parts(
     const std::vector<int64_t>& shape, int64_t dim, const std::vector<HeldPart>& parts);
 

@@ -102,18 +102,13 @@ class CutAgreement {
     }
   }
 
-  std::vector<PartLines> run() {
+  void run() {
     const bool alone = world_.launcher() == Launcher::emulated || world_.device().is_meta();
     if (!alone) require_same_parameters();
     check_meshes();
-    std::vector<PartLines> result(members_.size());
-    for (size_t i = 0; i < members_.size(); ++i) {
-      if (alone && members_[i].mesh) result[i].count = lines_of_a_part(members_[i]);
-    }
-    if (alone || meshes_.empty()) return result;
+    if (alone || meshes_.empty()) return;
     gather_lines();
-    for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) agree_on_mesh(mesh, result);
-    return result;
+    for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) agree_on_mesh(mesh);
   }
 
  private:
@@ -178,17 +173,8 @@ class CutAgreement {
           member.mesh || ranks == world_.size(), "[shard] parameter '", member.name, "' lies on ",
           ranks, " of the world's ", world_.size(),
           " ranks, and what the others hold is not known: say in ParameterRule::cut which part of "
-          "the whole parameter this rank has (all of it, if all have equal copies), or give it a "
-          "mesh of all ranks");
+          "the whole parameter this rank has, or give it a mesh of all ranks");
     }
-  }
-
-  /// Returns the number of lines that must hold each part of a parameter if parts are of one size.
-  int64_t lines_of_a_part(const CutMember& member) const {
-    const auto& cut = *member.cut();
-    const auto dim = static_cast<size_t>(cut.dim);
-    const int64_t lines = world_.size() / member.group->traits().ranks();
-    return std::max<int64_t>(1, lines * part_shape(cut)[dim] / cut.shape[dim]);
   }
 
   /// Exchanges, for each mesh, the first rank of this rank's line and a hash of its ranges.
@@ -220,26 +206,21 @@ class CutAgreement {
         meshes_[mesh].members.size());
   }
 
-  void agree_on_mesh(size_t mesh, std::vector<PartLines>& result) const {
-    const auto& [traits, members] = meshes_[mesh];
+  void agree_on_mesh(size_t mesh) const {
+    const auto& members = meshes_[mesh].members;
     std::vector<std::vector<HeldPart>> parts(members.size());
     for (const auto& [firsts, rank] : lines_by_ranges(mesh)) {
       const auto ranges = ranges_of_rank(mesh, rank);
-      for (size_t i = 0; i < members.size(); ++i) parts[i].push_back({ranges[i], firsts});
+      for (const int64_t first : firsts) {
+        for (size_t i = 0; i < members.size(); ++i) parts[i].push_back({ranges[i], first});
+      }
     }
-    const int64_t mine = first_of_line(traits.mesh, traits.axes);
     for (size_t i = 0; i < members.size(); ++i) {
       const auto& member = members_[members[i]];
       const auto& cut = *member.cut();
-      const auto distinct = join_equal_parts(std::move(parts[i]));
-      const auto fault = fault_of_parts(cut.shape, cut.dim, distinct);
+      const auto fault = fault_of_parts(cut.shape, cut.dim, parts[i]);
       TORCH_CHECK_VALUE(
           !fault, "[shard] parameter '", member.name, "': ", *fault, " (ParameterRule::cut)");
-      for (const auto& part : distinct) {
-        if (part.ranges != cut.ranges) continue;
-        const auto found = std::find(part.lines.begin(), part.lines.end(), mine);
-        result[members[i]] = {found - part.lines.begin(), std::ssize(part.lines)};
-      }
     }
   }
 
@@ -304,8 +285,8 @@ class CutAgreement {
 
 }  // namespace
 
-std::vector<PartLines> agree_on_cuts(const std::vector<Unit*>& units) {
-  return CutAgreement(units).run();
+void agree_on_cuts(const std::vector<Unit*>& units) {
+  CutAgreement(units).run();
 }
 
 }  // namespace sherd

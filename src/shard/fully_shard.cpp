@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <stdexcept>
 #include <unordered_set>
 
 #include "shard/glob.h"
@@ -207,6 +208,18 @@ void check(const UnshardedParameter& candidate) {
       ": use floating point of 16 bits or more, or freeze it");
 }
 
+/// Returns what is wrong with the cut that the rules give a parameter, or an empty text.
+std::string fault_of_cut(const UnitSettings& settings, const UnshardedParameter& parameter) {
+  try {
+    settings.cut_of(parameter);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "";
+}
+
 std::vector<std::string> names_of(const std::vector<UnshardedParameter>& candidates) {
   std::vector<std::string> names;
   for (const auto& candidate : candidates) names.push_back(candidate.name);
@@ -233,8 +246,13 @@ void shard(
   Claim claim(*module, options.ignored);
   auto candidates = claim.candidates();
   std::string facts = "'" + name + "' with";
+  std::string fault;  // of a cut: cuts alone differ between ranks, so one rank's may be wrong
   for (const auto& candidate : candidates) {
     check(candidate);
+    if (const auto wrong = fault_of_cut(unit->settings(), candidate); !wrong.empty()) {
+      fault = wrong;
+      facts += " a wrong cut (" + wrong + ") of";
+    }
     const auto& parameter = candidate.parameter;
     facts += c10::str(
         " ", candidate.name, " [", c10::Join(" ", parameter.sizes()), "] ", candidate.dtype,
@@ -254,6 +272,7 @@ void shard(
     if (axis.empty()) continue;
     require_same(mesh.communicator(axis), mesh.world().device(), "shard", facts);
   }
+  TORCH_CHECK_VALUE(fault.empty(), fault);
   unit->take(candidates);
   unit->set_unmatched(find_unmatched(options, names_of(candidates), claim.left_alone()));
   for (const auto& [key, buffer] : buffers) take_values_of_first_rank(buffer, mesh, axes);

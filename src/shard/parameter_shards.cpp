@@ -12,9 +12,7 @@
 namespace sherd {
 namespace {
 
-void set_replica(ParameterShard& shard, const GroupLayout& layout, const PartLines& lines) {
-  shard.replica = lines.index;
-  shard.replicas = lines.count;
+void set_replica(ParameterShard& shard, const GroupLayout& layout) {
   const auto sizes = layout.traits().axis_sizes();
   const auto coordinates = layout.traits().coordinates();
   const auto repeat = [&](Spread spread, int64_t size, int64_t coordinate) {
@@ -28,7 +26,7 @@ void set_replica(ParameterShard& shard, const GroupLayout& layout, const PartLin
   shard.counted = shard.replica == 0 || alone;
 }
 
-ParameterShard shard_of(const Group& group, size_t member, const PartLines& lines) {
+ParameterShard shard_of(const Group& group, size_t member) {
   const auto& layout = group.layout();
   const auto& traits = group.traits();
   const auto& storage = group.storage();
@@ -48,20 +46,19 @@ ParameterShard shard_of(const Group& group, size_t member, const PartLines& line
     shard.gradient = storage.gradient_pieces()[member];
     shard.model_weight = storage.model_weight_piece(member);
   }
-  set_replica(shard, layout, lines);
+  set_replica(shard, layout);
   return shard;
 }
 
 }  // namespace
 
-std::vector<ParameterShard> parameter_shards(
-    const std::vector<Unit*>& units, const std::vector<PartLines>& lines) {
+std::vector<ParameterShard> parameter_shards(const std::vector<Unit*>& units) {
   std::vector<ParameterShard> result;
   int64_t groups = 0;
   for (const auto* unit : units) {
     for (const auto& group : unit->groups()) {
       for (size_t member = 0; member < group->size(); ++member) {
-        auto shard = shard_of(*group, member, lines[result.size()]);
+        auto shard = shard_of(*group, member);
         if (unit != units.back()) shard.name = unit->name() + "." + shard.name;
         shard.group = groups;
         result.push_back(std::move(shard));

@@ -48,10 +48,8 @@ struct ParameterShard {
 };
 
 /// Returns the shards of all parameters of the units, frozen ones included, in the order of units,
-/// groups and members: the same on every rank. `lines`: as agree_on_cuts returns them. The last
-/// unit is the root.
-std::vector<ParameterShard> parameter_shards(
-    const std::vector<Unit*>& units, const std::vector<PartLines>& lines);
+/// groups and members: the same on every rank. The last unit is the root.
+std::vector<ParameterShard> parameter_shards(const std::vector<Unit*>& units);
 /// Returns those that were trainable when they were sharded, in the same order.
 std::vector<ParameterShard> trainable_only(const std::vector<ParameterShard>& shards);
 /// Returns the names of those that are frozen, with commas, or "none". `frozen` has an entry for

@@ -147,40 +147,31 @@ TEST(Cut, WhatIsNoCutIsRefusedInWords) {
   expect_words(refusal({{4, 2}, 0, {{2, 3}, {0, 1}}}), {"0..1", "before 3", "ascending"});
 }
 
-std::string fault(const Shape& shape, int64_t dim, std::vector<HeldPart> parts) {
-  return fault_of_parts(shape, dim, join_equal_parts(std::move(parts))).value_or("");
+std::string fault(const Shape& shape, int64_t dim, const std::vector<HeldPart>& parts) {
+  return fault_of_parts(shape, dim, parts).value_or("");
 }
 
 TEST(CutCover, PartsThatMakeTheWholeAreFine) {
-  EXPECT_EQ(fault({8, 2}, 0, {{{{0, 8}}, {0}}}), "");
-  EXPECT_EQ(fault({8, 2}, 0, {{{{4, 8}}, {1}}, {{{0, 4}}, {0}}}), "");
-  EXPECT_EQ(fault({8, 2}, 0, {{{{0, 1}, {4, 6}}, {0}}, {{{1, 4}, {6, 8}}, {2}}}), "");
-  EXPECT_EQ(
-      fault({2, 8}, 1, {{{{0, 4}}, {2}}, {{{4, 8}}, {1}}, {{{0, 4}}, {0}}, {{{4, 8}}, {3}}}), "");
-}
-
-TEST(CutCover, EqualPartsAreJoinedWithTheirLinesInOrder) {
-  const auto parts =
-      join_equal_parts({{{{0, 4}}, {6, 2}}, {{{4, 8}}, {1}}, {{{0, 4}}, {0}}, {{{0, 2}}, {3}}});
-  ASSERT_EQ(parts.size(), 3);
-  EXPECT_EQ(parts[0].lines, std::vector<int64_t>({0, 2, 6}));
-  EXPECT_EQ(parts[1].ranges, std::vector<IndexRange>({{4, 8}}));
+  EXPECT_EQ(fault({8, 2}, 0, {{{{0, 8}}, 0}}), "");
+  EXPECT_EQ(fault({8, 2}, 0, {{{{4, 8}}, 1}, {{{0, 4}}, 0}}), "");
+  EXPECT_EQ(fault({8, 2}, 0, {{{{0, 1}, {4, 6}}, 0}, {{{1, 4}, {6, 8}}, 2}}), "");
+  EXPECT_EQ(fault({2, 8}, 1, {{{{0, 4}}, 2}, {{{4, 8}}, 1}}), "");
 }
 
 TEST(CutCover, WhatIsMissingOrDoubledIsNamed) {
-  expect_words(fault({8, 2}, 0, {{{{2, 8}}, {0}}}), {"no rank has rows 0..2 of [8, 2]"});
+  expect_words(fault({8, 2}, 0, {{{{2, 8}}, 0}}), {"no rank has rows 0..2 of [8, 2]"});
   expect_words(
-      fault({8, 2}, 0, {{{{0, 2}}, {0}}, {{{4, 8}}, {3}}}), {"no rank has rows 2..4 of [8, 2]"});
-  expect_words(fault({2, 8}, 1, {{{{0, 7}}, {0}}}), {"no rank has columns 7..8 of [2, 8]"});
+      fault({8, 2}, 0, {{{{0, 2}}, 0}, {{{4, 8}}, 3}}), {"no rank has rows 2..4 of [8, 2]"});
+  expect_words(fault({2, 8}, 1, {{{{0, 7}}, 0}}), {"no rank has columns 7..8 of [2, 8]"});
   expect_words(
-      fault({8, 2}, 0, {{{{0, 4}}, {0}}, {{{3, 8}}, {5}}}),
-      {"rows 3..4 of [8, 2]", "rank 0 and rank 5", "differ"});
+      fault({8, 2}, 0, {{{{0, 4}}, 0}, {{{3, 8}}, 5}}),
+      {"rows 3..4 of [8, 2]", "rank 0 and rank 5", "correct the cuts"});
   expect_words(
-      fault({8, 2}, 0, {{{{0, 8}}, {0}}, {{{2, 4}}, {5}}}),
-      {"rows 2..4 of [8, 2]", "rank 0 and rank 5", "differ"});
+      fault({8, 2}, 0, {{{{0, 8}}, 0}, {{{2, 4}}, 5}}),
+      {"rows 2..4 of [8, 2]", "rank 0 and rank 5"});
   expect_words(
-      fault({8, 2}, 0, {{{{0, 4}}, {0}}, {{{4, 8}}, {1}}, {{{0, 4}}, {2}}}),
-      {"rows 0..4 of [8, 2] are on 2 lines of ranks", "rows 4..8 of [8, 2] are on 1 line"});
+      fault({8, 2}, 0, {{{{0, 4}}, 0}, {{{4, 8}}, 1}, {{{0, 4}}, 2}}),
+      {"rows 0..4 of [8, 2]", "rank 0 and rank 2", "not added", "Mesh::flatten"});
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, CutsTest, ::testing::ValuesIn(all_ways()), [](con
   return one.param.name;
 });
 
-// ---- copies on several lines --------------------------------------------------------------------
+// ---- refusals -----------------------------------------------------------------------------------
 
 struct SquareImpl : torch::nn::Module {
   explicit SquareImpl(at::IntArrayRef shape) {
@@ -173,24 +173,6 @@ UnitOptions with_cut(const Mesh& lines, const std::optional<Cut>& cut) {
       .mesh = shared_mesh({{"dp", test_world().size()}}),
       .rules = {{.match = "weight", .mesh = lines, .cut = cut}}};
 }
-
-TEST(CutErrorsTest, PartsOnSeveralLinesCountOnce) {
-  const int64_t ranks = test_world().size();
-  const Mesh grid = shared_mesh({{"dp", 1}, {"part", ranks}});
-  // Each rank has all of it: as many copies as ranks.
-  auto model = make_square({4, 2}, with_cut(grid.sub({"dp"}), Cut{{4, 2}, 0, {{0, 4}}}));
-  const auto& shard = ShardedModel(*model, "a test").shards().front();
-  EXPECT_EQ(shard.replicas, ranks);
-  EXPECT_EQ(shard.replica, test_world().rank());
-  model(torch::ones({1}).to(test_world().device())).backward();
-  // 2 · 1 / ranks for each of 8 elements.
-  const double norm = 2.0 / static_cast<double>(ranks) * std::sqrt(8.0);
-  EXPECT_NEAR(gradient_norm(model), norm, 1e-6);
-  EXPECT_NEAR(norms(model)[0].weight, std::sqrt(8.0), 1e-6);
-  publish(model);
-}
-
-// ---- refusals -----------------------------------------------------------------------------------
 
 struct OuterImpl : torch::nn::Module {
   explicit OuterImpl(const Square& square) : inner(register_module("inner", square)) {}
@@ -228,20 +210,19 @@ TEST(CutErrorsTest, PartsThatDoNotMakeTheWholeAreNamed) {
   expect_refused(
       2 * ranks - 1, 2 * rank - (last ? 1 : 0), 2 * rank + 2 - (last ? 1 : 0),
       {"[shard]", "'inner.weight'", c10::str("rows ", 2 * ranks - 3, "..", 2 * ranks - 2, " of ["),
-       c10::str("rank ", ranks - 2, " and rank ", ranks - 1), "differ", "ParameterRule::cut"});
+       c10::str("rank ", ranks - 2, " and rank ", ranks - 1), "correct the cuts", "ParameterRule::cut"});
   expect_refused(
       2 * ranks + (last ? 2 : 0), 2 * rank, 2 * rank + 2,
       {"[shard.agree]", "'inner.weight'", c10::str("[", 2 * ranks, ", 2]"),
        c10::str("[", 2 * ranks + 2, ", 2]"), c10::str("rank ", ranks - 1)});
 }
 
-TEST(CutErrorsTest, PartsOnDifferentNumbersOfRanksAreNamed) {
-  if (test_world().size() != 3) return;
-  const int64_t first = test_world().rank() == 2 ? 0 : 2;
+TEST(CutErrorsTest, APartOnSeveralLinesIsRefused) {
+  if (test_world().size() == 1) return;  // it would have the whole
   expect_refused(
-      4, first, first + 2,
-      {"[shard]", "'inner.weight'", "rows 0..2 of [4, 2] are on 1 line",
-       "rows 2..4 of [4, 2] are on 2"});
+      4, 0, 4,
+      {"[shard]", "'inner.weight'", "rows 0..4 of [4, 2] are in the parts of rank 0 and rank 1",
+       "not added", "Mesh::flatten"});
 }
 
 TEST(CutErrorsTest, RanksOfOneLineWithDifferentPartsAreNamed) {
@@ -280,6 +261,15 @@ TEST(CutErrorsTest, ACutThatIsNotThatOfTheParameterIsRefused) {
       });
   expect_error({"[plan.cut]", "'weight'", "3..5", "[4, 2]"}, [&] {
     make_square({2, 2}, with_cut(all, Cut{{4, 2}, 0, {{3, 5}}}));
+  });
+}
+
+TEST(CutErrorsTest, AWrongCutOfOneRankIsNamedOnAll) {
+  if (test_world().size() == 1) return;
+  const Mesh all = shared_mesh({{"dp", test_world().size()}});
+  const int64_t end = test_world().rank() == 1 ? 5 : 2;
+  expect_error({"[shard.agree]", "rank 1", "'weight'", "3..5", "[4, 2]"}, [&] {
+    make_square({2, 2}, with_cut(all, Cut{{4, 2}, 0, {{end - 2, end}}}));
   });
 }
 

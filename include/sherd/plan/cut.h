@@ -32,7 +32,7 @@ struct Cut {
   friend bool operator==(const Cut&, const Cut&) = default;
 };
 
-/// Throws std::invalid_argument, naming the parameter, unless the cut is one: a shape without
+/// Throws std::invalid_argument, naming the parameter, unless the cut is valid: a shape without
 /// negative dims and with at most 2^62 elements, a dim of it, and at least one range; all ranges
 /// within that dim, ascending, disjoint and not empty.
 SHERD_API void check_cut(const Cut& cut, const std::string& parameter);

@@ -10,7 +10,6 @@ namespace sherd {
 RuntimeParts::RuntimeParts(Unit& root)
     : world(root.mesh().world()),
       units(root),
-      lines(agree_on_cuts(units.all())),
       program(world, units),
       executor(world, units, state, program, watch),
       agreement(world, units, shards, state, graph, program, watch),
@@ -18,11 +17,11 @@ RuntimeParts::RuntimeParts(Unit& root)
       abandonment(world, state),
       follower(world, units, state, program, executor, agreement.records(), watch),
       weights(shards) {
+  agree_on_cuts(units.all());
   state.frozen.assign(units.frozen().size(), false);
   orders.build(units.default_order());
   use(orders.next());
-  shards =
-      parameter_shards(units.all(), lines);  // with the main gradients, which use() has allocated
+  shards = parameter_shards(units.all());  // with the main gradients, which use() has allocated
   weights.prepare();
   encoded.prepare(units);
 }

@@ -31,7 +31,6 @@ struct RuntimeParts {
 
   World world;
   ModelUnits units;
-  std::vector<PartLines> lines;        ///< of each parameter
   std::vector<ParameterShard> shards;  ///< of all parameters; none once a unit was deleted
   StepState state;
   GraphState graph;

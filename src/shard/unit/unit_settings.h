@@ -48,7 +48,7 @@ class UnitSettings {
   /// Returns the granule that the rules give a parameter; its own where they give none.
   Granule granule_of(const UnshardedParameter& parameter) const;
   /// Returns the cut that the rules give a parameter; its own where they give none. Throws, naming
-  /// the parameter, unless the cut is one and the parameter has the shape of its part.
+  /// the parameter, unless the cut is valid and the parameter has the shape of its part.
   std::optional<Cut> cut_of(const UnshardedParameter& parameter) const;
   /// Returns the properties that decide which group a parameter belongs to. Throws, naming the
   /// parameter, if it can't be sharded that way.
