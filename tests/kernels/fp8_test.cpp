@@ -24,7 +24,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 double reference_scale(const at::Tensor& values) {
   const double amax = values.numel() ? values.to(at::kDouble).abs().max().item<double>() : 0;
   if (!std::isfinite(amax)) return std::numeric_limits<double>::quiet_NaN();
-  if (amax == 0) return 1;
+  if (amax == 0) return 0;
   double scale = std::ldexp(1.0, -126);
   while (amax > 448 * scale) scale *= 2;
   return scale;
@@ -32,8 +32,9 @@ double reference_scale(const at::Tensor& values) {
 
 /// The bytes of values / scale by torch's own cast; NaN has one byte.
 at::Tensor reference_bytes(const at::Tensor& values, double scale) {
+  const double divisor = scale == 0 ? 1 : scale;  // zeros keep their signs
   const auto bytes =
-      (values.to(at::kDouble) / scale).to(at::kFloat).to(at::kFloat8_e4m3fn).view(at::kByte);
+      (values.to(at::kDouble) / divisor).to(at::kFloat).to(at::kFloat8_e4m3fn).view(at::kByte);
   return at::where(bytes.bitwise_and(0x7f) == 0x7f, at::full({}, 0x7f, at::kByte), bytes);
 }
 
@@ -69,7 +70,7 @@ void expect_scales(const at::Tensor& found, const at::Tensor& wanted) {
     const auto exponents = numbers.to(at::kDouble);
     numbers = at::where(
         exponents == 255, at::full({}, std::numeric_limits<double>::quiet_NaN(), at::kDouble),
-        at::exp2(exponents - 127));
+        at::where(exponents == 0, at::zeros({}, at::kDouble), at::exp2(exponents - 127)));
   }
   EXPECT_TRUE(at::allclose(numbers.to(at::kDouble), wanted, 0, 0, /*equal_nan=*/true));
 }
@@ -116,7 +117,8 @@ TEST(Fp8Numbers, AScaleIsTheLeastPowerOfTwoThatSaturatesNothing) {
       continue;
     }
     EXPECT_EQ(static_cast<double>(found), wanted) << amax;
-    EXPECT_EQ(fp8::inverse_of(found) * found, 1.0f) << amax;
+    EXPECT_EQ(fp8::inverse_of(found) * found, amax == 0 ? 0.0f : 1.0f) << amax;
+    EXPECT_TRUE(std::isfinite(fp8::inverse_of(found))) << amax;
     EXPECT_EQ(fp8::scale_from(fp8::exponent_of(found)), found) << amax;
   }
   EXPECT_TRUE(std::isnan(fp8::inverse_of(std::nanf(""))));
@@ -342,6 +344,26 @@ TEST_P(Fp8Test, AProductIsThatOfTheDecodedMatrices) {
   EXPECT_GT(decibels(wanted, buffer), once);
   scaled_product({gradient.columns, again, buffer, buffer});
   EXPECT_GT(decibels(2 * wanted, buffer), once);
+}
+
+/// Tokens whose loss does not count have gradients of 0, all others small ones.
+TEST_P(Fp8Test, TokensWithoutGradientDoNotCoarsenAWeightsGradient) {
+  const int64_t T = 256, K = 64, M = 48;
+  const auto options = at::TensorOptions().device(device());
+  auto input = at::randn({T, K}, options).to(at::kBFloat16);
+  auto gradient = (at::randn({T, M}, options) * 1e-7).to(at::kBFloat16);
+  gradient[5].zero_();
+  input[9].zero_();
+  const auto weight_gradient = [&] {
+    const auto encoded = encode_gradient(gradient, encode_rows(input, Scaling::row).scales);
+    const auto result = at::full({M, K}, 1e30, options);
+    scaled_product({encoded.columns, encode_input_again(input, encoded), result});
+    return result;
+  };
+  const auto wide = [](const at::Tensor& x) { return x.cpu().to(at::kDouble); };
+  EXPECT_GT(decibels(at::mm(wide(gradient).t(), wide(input)), weight_gradient()), 26);
+  gradient.zero_();
+  EXPECT_EQ(weight_gradient().abs().max().item<float>(), 0);
 }
 
 TEST_P(Fp8Test, AProductOfTilesAndBlocks) {

@@ -32,9 +32,10 @@ inline C10_HOST_DEVICE uint32_t magnitude_bits(float value) {
 }
 
 /// The scale of numbers whose largest magnitude has these bits: the least power of two s with
-/// amax ≤ 448 s, at least 2^-126; 1 for zeros; NaN if a number is not finite.
+/// amax ≤ 448 s, at least 2^-126; 0 for zeros, so that they raise no maximum of scales; NaN if a
+/// number is not finite.
 inline C10_HOST_DEVICE float scale_of(uint32_t amax_bits) {
-  if (amax_bits == 0) return 1.0f;
+  if (amax_bits == 0) return 0.0f;
   const auto exponent = static_cast<int32_t>(amax_bits >> 23);  // biased
   if (exponent == 255) return float_of(0x7fc00000u);
   // 448 = 1.75 · 2^8.
@@ -43,7 +44,8 @@ inline C10_HOST_DEVICE float scale_of(uint32_t amax_bits) {
   return float_of(static_cast<uint32_t>(scale) << 23);
 }
 
-/// 1 / scale, exactly; NaN of a NaN. A scale is a power of two from 2^-126 to 2^126.
+/// 1 / scale, exactly; NaN of a NaN, and 2^127 of 0. A scale is a power of two from 2^-126 to
+/// 2^126.
 inline C10_HOST_DEVICE float inverse_of(float scale) {
   const uint32_t bits = bits_of(scale);
   if (bits >= 0x7f800000u) return scale;

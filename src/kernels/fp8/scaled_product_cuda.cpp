@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products by cuBLASLt.
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -76,6 +77,14 @@ class Plan {
     const size_t workspace = at::cuda::getCUDABlasLtWorkspaceSize();
     check(cublasLtMatmulPreferenceSetAttribute(
         &preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
+    // Weights and summands begin where their buffers have place for them.
+    const uint32_t alignment = 16;
+    for (const auto which :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      check(
+          cublasLtMatmulPreferenceSetAttribute(&preference, which, &alignment, sizeof(alignment)));
+    }
     int found = 0;
     const auto status = cublasLtMatmulAlgoGetHeuristic(
         handle, &operation_, &a_, &b_, &d_, &d_, &preference, 1, &choice_, &found);
@@ -94,7 +103,7 @@ class Plan {
     const auto* one = constants.ones.const_data_ptr<float>();
     const auto* alpha = one;
     const auto pointer = [&](const Fp8Matrix& matrix, const Fp8Matrix& other) {
-      // Beside scales by row, the scale of a whole matrix is the product's factor.
+      // If one side has scales by row and the other a single scale, that is the product's factor.
       if (matrix.scaling == Scaling::tensor && other.scaling == Scaling::row) {
         if (matrix.scales.defined()) alpha = matrix.scales.const_data_ptr<float>();
         return one;
@@ -199,9 +208,37 @@ class Library {
 
 }  // namespace
 
-void scaled_product_on_cuda(const ScaledProduct& product) {
-  const c10::cuda::CUDAGuard guard(product.out.device());
-  if (product.out.numel() > 0) Library::of(product.out.device()).run(product);
+namespace {
+
+/// cuBLASLt reads the scales of 128 × 128 blocks in rows of a multiple of 4, which begin at a
+/// multiple of 16 bytes.
+Fp8Matrix with_readable_scales(Fp8Matrix matrix) {
+  if (matrix.scaling != Scaling::block) return matrix;
+  const int64_t missing = padded(matrix.scales.size(1), 4) - matrix.scales.size(1);
+  const auto address = reinterpret_cast<uintptr_t>(matrix.scales.const_data_ptr());
+  if (missing > 0) {
+    matrix.scales = at::constant_pad_nd(matrix.scales, {0, missing});
+  } else if (address % 16 != 0) {
+    matrix.scales = matrix.scales.clone();
+  }
+  return matrix;
+}
+
+}  // namespace
+
+void scaled_product_on_cuda(const ScaledProduct& given) {
+  const auto& out = given.out;
+  if (out.numel() == 0) return;
+  const c10::cuda::CUDAGuard guard(out.device());
+  if (given.a.values.size(1) == 0) {  // a weight's gradient without tokens
+    if (!given.summand.defined()) out.zero_();
+    if (given.summand.defined() && !given.summand.is_same(out)) out.copy_(given.summand);
+    return;
+  }
+  auto product = given;
+  product.a = with_readable_scales(product.a);
+  product.b = with_readable_scales(product.b);
+  Library::of(out.device()).run(product);
 }
 
 void check_fp8_device(c10::Device device, const std::string& parameter) {

@@ -62,8 +62,8 @@ Fp8Matrix fp8_input(const Fp8Weight& weight, const at::Tensor& x) {
 
 at::Tensor fp8_product(const Fp8Weight& weight, const Fp8Matrix& input, const at::Tensor& summand) {
   if (weight.recipe != Fp8::mx) {
-    // With one scale for each token the sums are short of nothing that the products' rounding
-    // keeps: docs/numerics.md.
+    // With one scale for each token, what these sums lose is below the rounding of the products
+    // (docs/numerics.md).
     const bool fast = has_row_scales(weight.recipe);
     return multiplied(input, weight.weight, weight.compute, summand, fast);
   }

@@ -214,7 +214,7 @@ std::vector<at::Tensor> GroupLayout::ranges(const PartBuffer& buffer, Part wante
 
 PartBuffer GroupLayout::allocate(Part part, c10::ScalarType dtype, int64_t block) const {
   const OutsideInference normal;
-  // Torch has no zeros in fp8: the bytes are.
+  // Torch can't fill fp8 tensors with zeros; bytes of 0 encode 0.
   const auto options = at::TensorOptions().dtype(at::kByte).device(device());
   const int64_t size = flat_.part_size(part.count) / block;
   const auto bytes = size * static_cast<int64_t>(c10::elementSize(dtype));

@@ -77,10 +77,14 @@ void EncodedWeights::encode() {
   if (groups_.empty()) return;
   const OutsideInference normal;
   for (auto* group : groups_) {
-    group->storage().note_encoded();
     if (group->layout().spec().encoding.exchanged == 0) group->storage().encode_rows();
   }
-  if (!amaxes_.defined() || amaxes_.is_meta()) return;
+  if (amaxes_.defined() && !amaxes_.is_meta()) encode_with_exchanged_scales();
+  // Not before: an exchange that fails is repeated.
+  for (auto* group : groups_) group->storage().note_encoded();
+}
+
+void EncodedWeights::encode_with_exchanged_scales() {
   amaxes_.zero_();
   for (const auto& [dtype, pieces] : pieces_) measure_weights(pieces, dtype, amaxes_);
   for (const auto& [communicator, amaxes] : exchanges_) {

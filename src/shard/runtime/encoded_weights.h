@@ -49,6 +49,7 @@ class EncodedWeights {
     std::vector<at::Tensor> amaxes;
   };
   void add_exchange(Communicator* communicator, const at::Tensor& amaxes);
+  void encode_with_exchanged_scales();
 
   std::vector<Group*> groups_;
   at::Tensor amaxes_;

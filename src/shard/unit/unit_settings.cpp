@@ -38,7 +38,7 @@ void check_dtypes(const GroupTraits& traits, const std::string& name) {
 }
 
 /// A weight in fp8 is a trainable matrix whose blocks fit.
-void check_fp8(const UnshardedParameter& parameter, Fp8 recipe, c10::ScalarType compute) {
+void check_fp8(const UnshardedParameter& parameter, Fp8 recipe, const GroupTraits& traits) {
   const auto& sizes = parameter.parameter.sizes();
   const int64_t multiple = recipe == Fp8::blocks ? 128 : recipe == Fp8::mx ? 32 : 16;
   TORCH_CHECK_VALUE(
@@ -48,10 +48,15 @@ void check_fp8(const UnshardedParameter& parameter, Fp8 recipe, c10::ScalarType 
       " with this recipe; keep it in the compute dtype with a ParameterRule (in a training file: "
       "precision.keep = [\"*",
       parameter.name, "\"])");
-  TORCH_CHECK_VALUE(
-      compute == at::kFloat || compute == at::kBFloat16 || compute == at::kHalf,
-      "[shard] the products of parameter '", parameter.name,
-      "' are to be in fp8, and its compute dtype is ", compute, ": use fp32, bf16 or fp16");
+  const auto& dtypes = traits.dtypes;
+  for (const auto& [role, dtype] :
+       {std::pair("compute", traits.compute), std::pair("main weight", dtypes.main),
+        std::pair("main gradient", dtypes.gradient), std::pair("reduce", dtypes.reduce)}) {
+    TORCH_CHECK_VALUE(
+        dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
+        "[shard] the products of parameter '", parameter.name, "' are to be in fp8, and its ", role,
+        " dtype is ", dtype, ": use fp32, bf16 or fp16");
+  }
 }
 
 /// Rows that a cut may not divide.
@@ -70,7 +75,7 @@ void check_data_parallel(const Mesh& mesh, const DataAxes& axes, const std::stri
       " is to be sharded over the axes '", inner, "' and '", outer,
       "', which its mesh does not have: name its data-parallel axes in options.axes");
   for (const auto& axis : mesh.axes()) {
-    // Nothing would be known of what ranks along it hold: the same elements, or others.
+    // Ranks along another axis might hold the same elements or other parts: the mesh does not say.
     TORCH_CHECK_VALUE(
         axis.size == 1 || axis.name == inner || axis.name == outer, "[shard] ", whose,
         " has a mesh with the axis '", axis.name, "' of ", axis.size,
@@ -178,7 +183,7 @@ GroupTraits UnitSettings::traits_of(const UnshardedParameter& parameter) const {
   traits.compute = traits.dtypes.model;
   const bool is_matrix = parameter.parameter.dim() == 2 && c10::isFloatingType(parameter.dtype);
   if (precision->fp8 != Fp8::none && is_matrix && traits.trainable) {
-    check_fp8(parameter, precision->fp8, traits.compute);
+    check_fp8(parameter, precision->fp8, traits);
     check_fp8_device(mesh_->world().device(), parameter.name);
     traits.fp8 = precision->fp8;
     traits.dtypes.model = at::kFloat8_e4m3fn;
