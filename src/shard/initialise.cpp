@@ -107,10 +107,14 @@ class Birth {
   Birth(Unit& unit, torch::nn::Module& module, std::string path, const InitialiseOptions& options)
       : unit_(unit), options_(options), path_(std::move(path)) {
     collect(module, path_);
-    draw_by_key();
-    materialise();
   }
   ~Birth() {
+    // Buffers without values stay so: another initialise() gives them some.
+    for (const auto& fresh : fresh_) {
+      if (complete_ || fresh.place) continue;
+      const auto options = fresh.tensor.options().device(c10::kMeta);
+      replace_data(fresh.tensor, at::empty(fresh.tensor.sizes(), options));
+    }
     for (const auto& place : unit_.members().parameters()) {
       replace_data(place.parameter, unit_.groups()[place.group]->parameters().view(place.index));
     }
@@ -119,6 +123,8 @@ class Birth {
   Birth& operator=(const Birth&) = delete;
 
   void run() {
+    draw_by_key();
+    materialise();
     for (const auto& [module, path] : modules_) reset(*module, path);
     for (const auto& fresh : fresh_) {
       TORCH_CHECK_VALUE(
@@ -131,6 +137,7 @@ class Birth {
       auto& group = *unit_.groups()[fresh.place->group];
       group.storage().set_values(fresh.place->index, fresh.tensor.detach().reshape({-1}));
     }
+    complete_ = true;
   }
 
  private:
@@ -250,6 +257,7 @@ class Birth {
   std::string path_;
   std::vector<std::pair<torch::nn::Module*, std::string>> modules_;
   std::vector<Fresh> fresh_;
+  bool complete_ = false;
   std::set<const c10::TensorImpl*> done_;
 };
 

@@ -328,6 +328,50 @@ TEST(UninitialisedTest, ParametersLeftUninitialisedAfterMetaInitialisationAreNam
   EXPECT_EQ(model(x).item<float>(), 7 + 10);
 }
 
+struct UnreadyImpl : torch::nn::Module {
+  UnreadyImpl() { weight = register_parameter("weight", torch::empty({7})); }
+  void reset_parameters() {
+    TORCH_CHECK(ready, "not ready");
+    const torch::NoGradGuard no_grad;
+    weight.fill_(1);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x * weight; }
+  bool ready = false;
+  at::Tensor weight;
+};
+SHERD_MODULE(Unready);
+
+struct TableImpl : torch::nn::Module {
+  TableImpl() { table = register_buffer("table", torch::empty({7})); }
+  void reset_parameters() { table.fill_(2); }
+  at::Tensor forward(const at::Tensor& x) { return x * table; }
+  at::Tensor table;
+};
+SHERD_MODULE(Table);
+
+struct UnreadyModelImpl : torch::nn::Module {
+  UnreadyModelImpl() {
+    unready = register_module("unready", Unready());
+    table = register_module("table", Table());
+  }
+  at::Tensor forward(const at::Tensor& x) { return table(unready(x)).sum(); }
+  Unready unready{nullptr};
+  Table table{nullptr};
+};
+SHERD_MODULE(UnreadyModel);
+
+TEST(UninitialisedTest, BuffersThatAnErrorLeftWithoutValuesGetThemLater) {
+  auto model = [] {
+    const MetaDevice meta;
+    return UnreadyModel();
+  }();
+  fully_shard(model, {.mesh = mesh_for({})});
+  expect_error({"not ready"}, [&] { initialise(model); });
+  model->unready->ready = true;
+  initialise(model);
+  EXPECT_EQ(model(torch::ones({7}).to(test_world().device())).item<float>(), 14);
+}
+
 TEST(UninitialisedTest, AModuleWithoutResetParametersIsNamedWithTheRemedies) {
   auto model = [] {
     const MetaDevice meta;

@@ -128,6 +128,8 @@ void Runtime::publish_loaded() {
   for (const auto* unit : parts_.units) {
     for (const auto& group : unit->groups()) group->storage().mark_all_initialised();
   }
+  // Gradients of a step that was not finished are dropped, and not divided by its tokens before.
+  if (parts_.state.backwards_done() > 0) parts_.state.set_divided();
   publish();
   parts_.state.undo_step();
 }
