@@ -178,6 +178,7 @@ struct MambaFunction : torch::autograd::Function<MambaFunction> {
       const at::Tensor& output,
       const MambaShape& shape,
       bool recompute_conv) {
+    const WithoutAutocast precise(packed_BSF);
     const auto packed = packed_BSF.contiguous();
     const int64_t sequences = packed.size(0), positions = packed.size(1);
     const variable_list parameters{filter, filter_bias, step_bias, decay_log, through, norm_weight};
@@ -185,10 +186,13 @@ struct MambaFunction : torch::autograd::Function<MambaFunction> {
     const auto y_BSHP =
         at::empty({sequences, positions, shape.heads, shape.head_dim}, packed.options());
     auto conv_BSC = mixer.convolved();
-    const auto space = mixer.space(conv_BSC);
-    const auto states = at::empty(
-        {sequences, space.chunks(), shape.heads, shape.head_dim, shape.state}, packed.options());
-    state_space_forward(space, y_BSHP, states);
+    const auto states = [&] {
+      const auto space = mixer.space(conv_BSC);
+      const auto result = at::empty(
+          {sequences, space.chunks(), shape.heads, shape.head_dim, shape.state}, packed.options());
+      state_space_forward(space, y_BSHP, result);
+      return result;
+    }();
     if (recompute_conv) conv_BSC.reset();
     const auto normed_TI = at::empty({sequences * positions, shape.inner()}, packed.options());
     gated_norm_forward(mixer.norm(y_BSHP), normed_TI);

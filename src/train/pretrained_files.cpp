@@ -129,7 +129,8 @@ Json config_of(
   return config;
 }
 
-/// What transformers has to know of products in fp8: those that are not are named.
+/// Returns quantization_config for transformers; modules_to_not_convert lists what stays in 16
+/// bits.
 Json fp8_config(const LanguageModel& model, const std::vector<std::string>& exported) {
   Json others = {"lm_head"};
   for (const auto& item : model.named_parameters()) {

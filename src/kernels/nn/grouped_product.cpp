@@ -12,10 +12,16 @@
 namespace sherd {
 namespace {
 
-/// Calls body(group, first row, number of rows) for each group. The ends are in host memory.
+/// Returns whether torch's grouped products take it: CUDA memory, and not fp64.
+bool by_torch(const at::Tensor& operand) {
+  return operand.is_cuda() && operand.scalar_type() != at::kDouble;
+}
+
+/// Calls body(group, first row, number of rows) for each group. Waits for the ends.
 template <class Body>
 void each_group(const at::Tensor& end_E, Body body) {
-  const auto* ends = end_E.const_data_ptr<int32_t>();
+  const auto on_host = end_E.cpu();
+  const auto* ends = on_host.const_data_ptr<int32_t>();
   int64_t first = 0;
   for (int64_t group = 0; group < end_E.numel(); ++group) {
     const int64_t end = ends[group];
@@ -34,7 +40,7 @@ void check_row_size(int64_t size, const at::Tensor& operand) {
 
 at::Tensor row_products(
     const at::Tensor& rows, const at::Tensor& right_EKM, const at::Tensor& end_E) {
-  if (rows.is_cuda()) {
+  if (rows.size(0) > 0 && by_torch(rows)) {
     check_row_size(right_EKM.size(1), rows);
     check_row_size(right_EKM.size(2), rows);
     return at::_grouped_mm(rows, right_EKM, end_E);
@@ -63,7 +69,11 @@ at::Tensor grouped_input_gradient(
 
 void grouped_weight_gradient(const GroupedWeightGradient& work) {
   const auto& [gradient, rows, ends, target, add] = work;
-  if (target.is_cuda()) {
+  if (rows.size(0) == 0 && !target.is_meta()) {
+    if (!add) target.zero_();
+    return;
+  }
+  if (by_torch(gradient)) {
     check_row_size(gradient.size(1), gradient);
     check_row_size(rows.size(1), rows);
     const auto sums = at::_grouped_mm(gradient.t(), rows, ends);

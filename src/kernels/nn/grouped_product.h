@@ -10,9 +10,9 @@ namespace sherd {
 // group may have none. All operands of a product are dense and of one dtype, floating point of 16
 // bits or more; sums are in fp32 (fp64 for fp64), in the same order every time.
 //
-// All run on the current stream. In CUDA memory these are torch's grouped products: on Hopper and
-// Blackwell they never block for bf16, and the sizes of rows must be multiples of 8; with other
-// dtypes or devices they wait until the host has read `end_E`. On the meta device they allocate
+// All run on the current stream. In CUDA memory these are torch's grouped products: rows must be
+// multiples of 16 bytes, and on Hopper and Blackwell they never block for bf16. With other dtypes
+// or GPUs, and for fp64, the host waits until it has read `end_E`. On the meta device they allocate
 // what they would allocate elsewhere.
 
 /// Returns rows[r] · matrixᵀ of the row's group: [R, K] and [E, M, K] give [R, M].

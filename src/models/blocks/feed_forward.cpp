@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/blocks/feed_forward.h"
 
+#include <c10/core/GradMode.h>
+
 #include "sherd/nn/functional.h"
 #include "sherd/nn/recompute.h"
 
@@ -27,7 +29,7 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x_BSD) {
 at::Tensor FeedForwardImpl::forward_residual(
     const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm) {
   FeedForwardOptions options{.recompute_gate_up = recomputes_, .adds_sum = true};
-  if (recomputing()) {  // its graph is for one backward
+  if (recomputing() && c10::GradMode::is_enabled()) {  // its graph is for one backward
     options.overwrites = true;
     options.skips_result = ends_recompute_;
   }

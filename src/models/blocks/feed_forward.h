@@ -24,7 +24,7 @@ struct FeedForwardImpl : torch::nn::Module {
   /// Returns those of them that are repeated if it recomputes.
   double recomputed_flops_per_token() const;
 
-  Linear gate_up{nullptr};  ///< rows of the gate, then of what it opens
+  Linear gate_up{nullptr};  ///< the gate's rows, then up's
   Linear down{nullptr};
 
  private:

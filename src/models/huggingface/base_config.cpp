@@ -17,7 +17,14 @@ std::optional<RopeScaling> scaling_of(const ConfigFile& config) {
   if (!scaling) scaling = config.inner("rope_scaling");
   if (!scaling) return std::nullopt;
   auto kind = scaling->word("rope_type");
-  if (kind.empty()) kind = scaling->word("type");
+  const auto older = scaling->word("type");
+  if (kind.empty()) kind = older;
+  TORCH_CHECK_VALUE(
+      older.empty() || kind == older, "[model.from] ", config.path(),
+      ": rope_scaling has rope_type '", kind, "' and type '", older, "': remove the wrong one");
+  TORCH_CHECK_VALUE(
+      !kind.empty() || !scaling->has("factor"), "[model.from] ", config.path(),
+      ": rope_scaling has a factor and no rope_type: add rope_type, or remove rope_scaling");
   if (kind.empty() || kind == "default") return std::nullopt;
   TORCH_CHECK_VALUE(
       kind == "llama3", "[model.from] ", config.path(), ": rope_scaling of type '", kind,

@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::uintmax_t kLargest = 16 << 20;  // bytes of a JSON file
 constexpr int kDeepest = 32;                   // levels of JSON
 
-/// Without what is inside of what is inside: it may be as deep as the file is long.
+/// Returns a value as text for messages; what is nested deeper is left out.
 std::string shown(const Json& value) {
   const bool deep = std::any_of(value.begin(), value.end(), [&](const Json& one) {
     return value.is_structured() && one.is_structured();
@@ -76,7 +76,7 @@ double ConfigFile::weight(const char* key, double otherwise) const {
   if (!value) return otherwise;
   TORCH_CHECK_VALUE(
       value->is_number() && value->get<double>() >= 0, "[model.from] ", path_, ": ", key, " = ",
-      shown(*value), ": it must be a number from 0 on");
+      shown(*value), ": it must be a number of at least 0");
   return value->get<double>();
 }
 
@@ -102,7 +102,7 @@ std::vector<std::string> ConfigFile::words(const char* key) const {
       std::all_of(value->begin(), value->end(), [](const Json& one) { return one.is_string(); });
   TORCH_CHECK_VALUE(
       fine, "[model.from] ", path_, ": ", key, " = ", shown(*value),
-      ": it must be a list of texts");
+      ": it must be a list of strings");
   return value->get<std::vector<std::string>>();
 }
 

@@ -81,16 +81,32 @@ ModelOptions read_model_options(const std::string& folder) {
   return options;
 }
 
+namespace {
+
+bool is_rotary(const std::string& key) {
+  return key.starts_with("rope_") || key == "partial_rotary_factor";
+}
+
+}  // namespace
+
 std::string config_json(const ModelOptions& options) {
   auto config = entries_of(options);
   const auto& text = base_of(options).config;
   if (!text.empty()) {
     auto source = Json::parse(text);
-    // What was changed since it was read; all else is as it was, in whichever form.
+    // Overwrites only entries whose options have changed since the file was read. Those of rotary
+    // embeddings belong together: transformers 5 has them all in rope_parameters.
     const auto before = entries_of(options_of(ConfigFile(source, "config.json")));
+    const auto changed = [&](const std::string& key) {
+      return !before.contains(key) || before.at(key) != config.at(key);
+    };
+    bool turns_changed = false;
     for (const auto& [key, value] : config.items()) {
-      if (before.contains(key) && before.at(key) == value) continue;
-      if (key.starts_with("rope_")) source.erase("rope_parameters");
+      turns_changed = turns_changed || (is_rotary(key) && changed(key));
+    }
+    if (turns_changed) source.erase("rope_parameters");
+    for (const auto& [key, value] : config.items()) {
+      if (!changed(key) && !(turns_changed && is_rotary(key))) continue;
       if (key == "num_hidden_layers") source.erase("layer_types");
       source[key] = value;
     }

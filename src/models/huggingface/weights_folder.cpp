@@ -119,14 +119,14 @@ void WeightsFolder::check_names(const TensorShapes& shapes) const {
         "', which the model of config.json needs");
   }
   for (const auto& [name, file] : files_) {
-    // Tied, the head may be there once more; the angles are a function of config.json.
+    // Ignored: the copy of a tied head, and stored angles, which follow from config.json.
     const bool spare = name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
     const bool scales =
         !block_.empty() && name.ends_with(kScales) &&
         shapes.contains(name.substr(0, name.size() - std::string_view(kScales).size()));
     TORCH_CHECK_VALUE(
         spare || scales || shapes.contains(name), "[model.from] ", (folder_ / file).string(),
-        " has a tensor '", name, "', which the model of config.json has no place for");
+        " has a tensor '", name, "', which the model of config.json does not have");
   }
 }
 

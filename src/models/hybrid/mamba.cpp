@@ -18,7 +18,8 @@ MambaShape shape_of(int64_t dim, double norm_eps, const MambaOptions& options) {
   shape.groups = options.groups;
   shape.state = options.state;
   shape.width = options.width;
-  shape.chunk = options.chunk;
+  // Larger ones change no result, but on a GPU only chunks of 128 have kernels.
+  shape.chunk = std::min<int64_t>(options.chunk, 128);
   shape.norm_epsilon = norm_eps;
   return shape;
 }

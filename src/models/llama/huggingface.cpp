@@ -15,7 +15,7 @@ LlamaOptions read_llama(const ConfigFile& config) {
 }
 
 LlamaOptions read_mistral(const ConfigFile& config) {
-  auto options = read_base_config(config, {.kv_heads = 8});
+  auto options = read_base_config(config, {.kv_heads = usual_kv_heads(config, 8)});
   const int64_t otherwise = config.has("sliding_window") ? 0 : 4096;
   options.sliding_window = config.count("sliding_window", otherwise);
   return options;
@@ -40,7 +40,7 @@ int64_t qwen_sliding_window(const ConfigFile& config, int64_t layers) {
 }
 
 LlamaOptions read_qwen2(const ConfigFile& config) {
-  auto options = read_base_config(config, {.kv_heads = 32});
+  auto options = read_base_config(config, {.kv_heads = usual_kv_heads(config, 32)});
   options.qkv_bias = true;
   options.sliding_window = qwen_sliding_window(config, options.layers);
   return options;
@@ -48,7 +48,8 @@ LlamaOptions read_qwen2(const ConfigFile& config) {
 
 LlamaOptions read_qwen3(const ConfigFile& config) {
   config.require("attention_bias", false);
-  auto options = read_base_config(config, {.kv_heads = 32, .head_dim = 128});
+  auto options =
+      read_base_config(config, {.kv_heads = usual_kv_heads(config, 32), .head_dim = 128});
   options.qk_norm = true;
   options.sliding_window = qwen_sliding_window(config, options.layers);
   return options;

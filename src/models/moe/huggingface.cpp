@@ -24,8 +24,8 @@ constexpr ExpertKeys kMixtralKeys{"num_local_experts", "intermediate_size"};
 constexpr ExpertKeys kQwen3Keys{"num_experts", "moe_intermediate_size"};
 constexpr ExpertKeys kOlmoeKeys{"num_experts", "intermediate_size"};
 
-/// transformers' balance loss is the mean over all layers, and as large as top_k if all experts
-/// have equally many tokens; Sherd's is a sum over layers, and 1 then.
+/// transformers computes one loss from means over the tokens of all layers, which is top_k if
+/// experts are used equally; Sherd adds one for each layer, 1 for each token in that case.
 double layers_over_top_k(const LlamaOptions& base, const ExpertOptions& experts) {
   return static_cast<double>(base.layers) / static_cast<double>(experts.top_k);
 }
@@ -65,7 +65,7 @@ Json expert_entries(const MoeOptions& options, const ExpertKeys& keys) {
       {keys.count, experts.count},
       {"num_experts_per_tok", experts.top_k},
       {keys.ffn, experts.ffn},
-      {"output_router_logits", experts.balance > 0},
+      {"output_router_logits", false},  // generate() of transformers fails with it
       {"router_aux_loss_coef", experts.balance * layers_over_top_k(options.base, experts)}};
 }
 
