@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/comm/mesh.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -102,6 +103,9 @@ Communicator& Mesh::communicator(const std::string& axis, const std::string& pur
 
 std::shared_ptr<Communicator> Mesh::new_communicator(
     const std::string& axis, const std::string& purpose) const {
+  // What ranks tell each other has values, also while a MetaDevice lives.
+  const c10::impl::ForceDispatchKeyGuard no_scopes(
+      c10::default_included_set, c10::default_excluded_set);
   return world_.communicator().split(line(axis).ranks, purpose, axis);
 }
 

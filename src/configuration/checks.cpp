@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "configuration/byte_size.h"
+#include "configuration/strategies.h"
 #include "configuration/to_toml.h"
-#include "sherd/plan/placement.h"
 #include "sherd/shard/precision.h"
 
 namespace sherd {
@@ -71,9 +71,9 @@ void check_model(const ModelSection& model, const Require& require) {
         "model.pattern = " + to_toml(model.pattern) +
             ": use only the letters M (Mamba-2), * (attention), - (feed-forward), E (experts)");
     const int64_t inner = model.ssm_expand * model.dim;
-    divides("model.ssm_head_dim", model.ssm_head_dim, "model.ssm_expand model.dim", inner);
+    divides("model.ssm_head_dim", model.ssm_head_dim, "model.ssm_expand · model.dim", inner);
     divides(
-        "model.ssm_groups", model.ssm_groups, "Mamba-2's heads, ssm_expand dim / ssm_head_dim",
+        "model.ssm_groups", model.ssm_groups, "Mamba-2's heads, ssm_expand · dim / ssm_head_dim",
         inner / model.ssm_head_dim);
     const int64_t head_dim = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
     const auto rotated = static_cast<int64_t>(static_cast<double>(head_dim) * model.rope_fraction);
@@ -94,6 +94,44 @@ void check_model(const ModelSection& model, const Require& require) {
         model.image_token < model.vocab, is("model.image_token", model.image_token) +
                                              ": it must be below " +
                                              is("model.vocab", model.vocab));
+  }
+}
+
+/// Strategies and expert parallelism. The number of ranks is not known here.
+template <class Require>
+void check_experts_across_ranks(
+    const Configuration& all, const Require& require, std::vector<std::string>& problems) {
+  const auto& [shard, model] = std::tie(all.shard, all.model);
+  const int64_t ep = all.parallel.ep;
+  for (const auto& [name, value] :
+       {std::pair("shard.expert_strategy", &shard.expert_strategy),
+        {"shard.expert_outer_strategy", &shard.expert_outer_strategy}}) {
+    require(
+        !*value || ep > 1, std::string(name) + " = " + to_toml(*value) +
+                               ": it is for experts that ranks share; set parallel.ep as well");
+  }
+  if (ep == 1) return;
+  const auto key = is("parallel.ep", ep);
+  require(
+      model.from || has_experts(model),
+      key + ": the model has no experts; set model.kind = \"moe\", or remove parallel.ep");
+  require(
+      model.from || !has_experts(model) || model.experts % ep == 0,
+      key + ": it must divide " + is("model.experts", model.experts));
+  require(
+      !all.train.graph,
+      "train.graph = true: with " + key +
+          " the host waits for the numbers of rows that ranks exchange; set train.graph = false");
+  try {
+    placement_of_experts(shard);
+  } catch (const std::invalid_argument& error) {
+    const bool inner = shard.expert_strategy.has_value();
+    if (inner || shard.expert_outer_strategy) {  // else it is the same problem as shard.strategy's
+      problems.push_back(
+          (inner ? "shard.expert_strategy = " + to_toml(shard.expert_strategy)
+                 : "shard.expert_outer_strategy = " + to_toml(shard.expert_outer_strategy)) +
+          ": " + error.what());
+    }
   }
 }
 
@@ -145,13 +183,12 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       "memory.symmetric = true: registered memory needs fixed addresses; set memory.kind = "
       "\"planned\"");
   try {
-    const auto inner = strategy_from(all.shard.strategy);
-    Placement(
-        inner, all.shard.outer > 1 ? strategy_from(all.shard.outer_strategy) : Strategy::no_shard);
+    placement_of(all.shard);
   } catch (const std::invalid_argument& error) {
     problems.push_back(
         "shard.outer_strategy = " + to_toml(all.shard.outer_strategy) + ": " + error.what());
   }
+  check_experts_across_ranks(all, require, problems);
   const bool parts = precision.compute || precision.main || precision.gradient || precision.reduce;
   require(
       !precision.recipe || !parts,

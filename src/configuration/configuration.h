@@ -38,7 +38,7 @@ struct ModelSection {
   bool norm_top_k = true;
   int64_t expert_ffn = 0;
   int64_t shared_ffn = 0;
-  double balance = 0.01;
+  std::optional<double> balance{};
   // for hybrid
   std::string pattern = "M-*E";
   double rope_fraction = 1;
@@ -77,8 +77,15 @@ struct ShardSection {
   std::string strategy = "optim_grads_params";
   int64_t outer = 1;
   std::string outer_strategy = "no_shard";
+  std::optional<std::string> expert_strategy{};
+  std::optional<std::string> expert_outer_strategy{};
   int64_t prefetch = 1;
   int64_t keep_gathered = 0;
+};
+
+/// Section [parallel]: what ranks compute together, besides data parallelism.
+struct ParallelSection {
+  int64_t ep = 1;
 };
 
 /// Section [memory]: where gathered parameters are stored, and how much memory a run may use.
@@ -146,6 +153,7 @@ struct Configuration {
   ModelSection model{};
   DataSection data{};
   ShardSection shard{};
+  ParallelSection parallel{};
   MemorySection memory{};
   PrecisionSection precision{};
   OptimSection optim{};

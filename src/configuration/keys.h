@@ -96,7 +96,12 @@ void keys(Section& s, Visitor&& visit) {
   visit(
       "shared_ffn", s.shared_ffn,
       up_to_bits(24, 0, "moe, hybrid: hidden width of the shared expert; 0: no shared expert"));
-  visit("balance", s.balance, at_least(0, "moe, hybrid: weight of the load-balancing loss"));
+  visit(
+      "balance", s.balance,
+      at_least(
+          0,
+          "moe, hybrid: weight of the load-balancing loss; default: 0.01, or with from what its "
+          "config.json says"));
   visit(
       "pattern", s.pattern,
       meaning("hybrid: one letter per layer, repeated if shorter than layers: M Mamba-2, * "
@@ -110,7 +115,7 @@ void keys(Section& s, Visitor&& visit) {
   visit("ssm_state", s.ssm_state, up_to_bits(16, 1, "hybrid: Mamba-2 state size"));
   visit(
       "ssm_head_dim", s.ssm_head_dim,
-      up_to_bits(16, 1, "hybrid: width of a Mamba-2 head; divides ssm_expand dim"));
+      up_to_bits(16, 1, "hybrid: width of a Mamba-2 head; divides ssm_expand · dim"));
   visit(
       "ssm_groups", s.ssm_groups,
       up_to_bits(16, 1, "hybrid: groups of Mamba-2 heads that share B and C"));
@@ -181,6 +186,19 @@ void keys(Section& s, Visitor&& visit) {
       "outer_strategy", s.outer_strategy,
       one_of(strategies, "what is sharded between those groups"));
   visit(
+      "expert_strategy", s.expert_strategy,
+      one_of(
+          strategies,
+          "with parallel.ep: what of the experts is sharded over the ranks that have the same "
+          "ones; "
+          "default: strategy"));
+  visit(
+      "expert_outer_strategy", s.expert_outer_strategy,
+      one_of(
+          strategies,
+          "with parallel.ep: what of the experts is sharded between the groups; default: "
+          "outer_strategy"));
+  visit(
       "prefetch", s.prefetch,
       up_to_bits(16, 0, "prefetch depth: number of units that are gathered ahead"));
   visit(
@@ -189,6 +207,17 @@ void keys(Section& s, Visitor&& visit) {
           16, 0,
           "number of last units that stay gathered from forward to backward (no reshard after "
           "forward): fewer gathers, more memory"));
+}
+
+template <class Section, class Visitor>
+requires std::same_as<std::remove_const_t<Section>, ParallelSection>
+void keys(Section& s, Visitor&& visit) {
+  visit(
+      "ep", s.ep,
+      up_to_bits(
+          16, 1,
+          "moe, hybrid: ranks that share the experts of each layer (expert parallelism); divides "
+          "the experts and the ranks of a group (docs/parallel.md)"));
 }
 
 template <class Section, class Visitor>
@@ -361,6 +390,7 @@ void sections(Any& all, Visitor&& visit) {
   visit("model", all.model);
   visit("data", all.data);
   visit("shard", all.shard);
+  visit("parallel", all.parallel);
   visit("memory", all.memory);
   visit("precision", all.precision);
   visit("optim", all.optim);

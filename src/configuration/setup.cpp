@@ -8,7 +8,7 @@
 #include <cmath>
 #include <set>
 
-#include "configuration/network_file.h"
+#include "configuration/strategies.h"
 #include "shard/glob.h"
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
@@ -119,7 +119,7 @@ ExpertOptions experts_of(const ModelSection& model) {
       .norm_top_k = model.norm_top_k,
       .ffn = model.expert_ffn,
       .shared_ffn = model.shared_ffn,
-      .balance = model.balance};
+      .balance = model.balance.value_or(ExpertOptions{}.balance)};
 }
 
 MambaOptions mamba_of(const ModelSection& model) {
@@ -173,17 +173,34 @@ const char* kind_of(const ModelOptions& options) {
   return std::holds_alternative<HybridOptions>(options) ? "hybrid" : "llama";
 }
 
+/// Sets the mesh of the experts; throws, naming the key, if the model has none.
+void share_experts(ModelOptions& options, const Mesh& mesh, const std::string& folder) {
+  const int64_t ep = mesh.size("ep");
+  auto* moe = std::get_if<MoeOptions>(&options);
+  TORCH_CHECK_VALUE(
+      moe, "[train] parallel.ep = ", ep, ": the model in ", folder,
+      " has no experts; remove parallel.ep");
+  TORCH_CHECK_VALUE(
+      moe->experts.count % ep == 0, "[train] parallel.ep = ", ep, ": it must divide the ",
+      moe->experts.count, " experts of the model in ", folder);
+  moe->experts.mesh = mesh;
+}
+
 ModelOptions options_of_folder(const ModelSection& model) {
   auto options = read_model_options(*model.from);
   TORCH_CHECK_VALUE(
       model.kind == "llama" || model.kind == kind_of(options), "[train] model.kind = \"",
       model.kind, "\": ", *model.from, " has a model of kind \"", kind_of(options),
       "\"; remove model.kind, or choose another model.from");
+  auto* moe = std::get_if<MoeOptions>(&options);
+  if (moe && model.balance) moe->experts.balance = *model.balance;
   return options;
 }
 
-std::shared_ptr<LanguageModel> model_of_folder(const Configuration& configuration) {
+std::shared_ptr<LanguageModel> model_of_folder(
+    const Configuration& configuration, const std::optional<Mesh>& expert_mesh) {
   auto options = options_of_folder(configuration.model);
+  if (expert_mesh) share_experts(options, *expert_mesh, *configuration.model.from);
   auto& base = base_of(options);
   const int64_t seq = configuration.data.seq;
   TORCH_CHECK_VALUE(
@@ -196,14 +213,23 @@ std::shared_ptr<LanguageModel> model_of_folder(const Configuration& configuratio
   return make_model(options);
 }
 
-std::shared_ptr<LanguageModel> described_model(const Configuration& configuration) {
+std::shared_ptr<LanguageModel> described_model(
+    const Configuration& configuration, const std::optional<Mesh>& expert_mesh) {
   const auto& model = configuration.model;
-  if (model.from) return model_of_folder(configuration);
+  if (model.from) return model_of_folder(configuration, expert_mesh);
   auto base = llama_of(model);
   base.recompute = recompute_of(configuration.train.recompute);
   base.recompute_layers = configuration.train.recompute_layers;
-  if (model.kind == "moe") return make_moe({base, experts_of(model)});
-  if (model.kind == "hybrid") return make_hybrid(hybrid_of(model, base));
+  if (model.kind == "moe") {
+    MoeOptions options{base, experts_of(model)};
+    options.experts.mesh = expert_mesh;
+    return make_moe(options);
+  }
+  if (model.kind == "hybrid") {
+    auto options = hybrid_of(model, base);
+    options.experts.mesh = expert_mesh;
+    return make_hybrid(options);
+  }
   if (model.kind == "vlm") return make_vlm({base, vision_of(model)});
   return make_llama(base);
 }
@@ -226,6 +252,44 @@ Dataset dataset_of(
   return Dataset(std::move(tokens), std::move(seen), data.seq, model.vocab);
 }
 
+using NamedSizes = std::vector<std::pair<std::string, int64_t>>;
+
+/// The axes of the mesh that all units are sharded over, outermost first.
+NamedSizes axes_of(const ShardSection& shard, int64_t ranks) {
+  TORCH_CHECK_VALUE(
+      ranks % shard.outer == 0, "[train] shard.outer = ", shard.outer,
+      ": it must divide the number of ranks, which is ", ranks);
+  if (shard.outer == 1) return {{"dp", ranks}};
+  return {{"dp_outer", shard.outer}, {"dp", ranks / shard.outer}};
+}
+
+/// The axes of the mesh of experts that ranks share: ranks with the same ones are along `edp`.
+NamedSizes expert_axes_of(const Configuration& configuration, int64_t ranks) {
+  const int64_t ep = configuration.parallel.ep;
+  auto axes = axes_of(configuration.shard, ranks);
+  const int64_t group = axes.back().second;
+  TORCH_CHECK_VALUE(
+      group % ep == 0, "[train] parallel.ep = ", ep, ": it must divide the ", group, " ranks",
+      configuration.shard.outer > 1
+          ? c10::str(" of each of the ", configuration.shard.outer, " groups (shard.outer)")
+          : "");
+  axes.back() = {"edp", group / ep};
+  axes.emplace_back("ep", ep);
+  return axes;
+}
+
+Mesh mesh_of_axes(const World& world, const NamedSizes& named) {
+  std::vector<Axis> axes;
+  for (const auto& [name, size] : named) axes.push_back({name, size});
+  return Mesh(world, axes);
+}
+
+/// Collective; nothing without parallel.ep.
+std::optional<Mesh> expert_mesh_of(const Configuration& configuration, const World& world) {
+  if (configuration.parallel.ep == 1) return std::nullopt;
+  return mesh_of_axes(world, expert_axes_of(configuration, world.size()));
+}
+
 World emulated_world(const Configuration& configuration, const World& alone) {
   const auto& device = configuration.device;
   TORCH_CHECK_VALUE(
@@ -233,8 +297,7 @@ World emulated_world(const Configuration& configuration, const World& alone) {
       " ranks: an emulated world has one process; start it alone");
   Emulation emulation{.size = device.emulate, .device = alone.device()};
   if (device.network) {
-    emulation.network =
-        network_of(read_network(*device.network), axes_of(configuration.shard, device.emulate));
+    emulation.network = network_of(read_network(*device.network), configuration, device.emulate);
   }
   return World::emulated(emulation);
 }
@@ -288,18 +351,16 @@ World world_of(const Configuration& configuration) {
   return device.emulate > 0 ? emulated_world(configuration, world) : world;
 }
 
-std::vector<std::pair<std::string, int64_t>> axes_of(const ShardSection& shard, int64_t ranks) {
-  TORCH_CHECK_VALUE(
-      ranks % shard.outer == 0, "[train] shard.outer = ", shard.outer,
-      ": it must divide the number of ranks, which is ", ranks);
-  if (shard.outer == 1) return {{"dp", ranks}};
-  return {{"dp_outer", shard.outer}, {"dp", ranks / shard.outer}};
+Network network_of(const NetworkFile& file, const Configuration& configuration, int64_t ranks) {
+  auto network = network_of(file, axes_of(configuration.shard, ranks));
+  if (configuration.parallel.ep > 1) {
+    network.axes.merge(network_of(file, expert_axes_of(configuration, ranks)).axes);
+  }
+  return network;
 }
 
 Mesh mesh_of(const ShardSection& shard, const World& world) {
-  std::vector<Axis> axes;
-  for (const auto& [name, size] : axes_of(shard, world.size())) axes.push_back({name, size});
-  return Mesh(world, axes);
+  return mesh_of_axes(world, axes_of(shard, world.size()));
 }
 
 std::string strategy_of(const Configuration& configuration, int64_t ranks) {
@@ -309,12 +370,11 @@ std::string strategy_of(const Configuration& configuration, int64_t ranks) {
 }
 
 UnitOptions unit_options_of(const Configuration& configuration, const Mesh& mesh) {
-  const auto& shard = configuration.shard;
-  const auto inner = strategy_from(strategy_of(configuration, mesh.world().size()));
+  auto shard = configuration.shard;
+  shard.strategy = strategy_of(configuration, mesh.world().size());
   UnitOptions options;
   options.mesh = mesh;
-  options.placement =
-      shard.outer == 1 ? Placement(inner) : Placement(inner, strategy_from(shard.outer_strategy));
+  options.placement = placement_of(shard);
   options.precision = precision_of(configuration.precision);
   return options;
 }
@@ -330,15 +390,18 @@ RootOptions root_options_of(const Configuration& configuration) {
 
 std::shared_ptr<LanguageModel> sharded_model_of(
     const Configuration& configuration, const Mesh& mesh) {
+  const auto experts = expert_mesh_of(configuration, mesh.world());
   const auto make = [&] {
     const MetaDevice meta;
-    return described_model(configuration);
+    return described_model(configuration, experts);
   };
   auto model = make();
   // Where there are several ranks, they check it when they load it, each what it reads.
   const bool alone = mesh.world().size() == 1 || mesh.world().launcher() == Launcher::emulated;
   if (configuration.model.from && alone) check_weights(*model, *configuration.model.from);
-  const auto options = unit_options_of(configuration, mesh);
+  auto options = unit_options_of(configuration, mesh);
+  options.rules = model->rules();
+  for (auto& rule : options.rules) rule.placement = placement_of_experts(configuration.shard);
   const auto units = model->units();
   auto fp8 = fp8_weights_of(*model, configuration.precision, configuration.model.kind);
   const auto names = model->named_modules();
@@ -348,9 +411,12 @@ std::shared_ptr<LanguageModel> sharded_model_of(
       if (item.value().get() == module) name = item.key();
     }
     auto mine = options;
-    if (!fp8.empty()) mine.rules = fp8_rules_of(fp8, name, *configuration.precision.recipe);
-    for (const auto& rule : mine.rules)
-      fp8.erase(name.empty() ? rule.match : name + "." + rule.match);
+    if (!fp8.empty()) {
+      for (auto& rule : fp8_rules_of(fp8, name, *configuration.precision.recipe)) {
+        fp8.erase(name.empty() ? rule.match : name + "." + rule.match);
+        mine.rules.push_back(std::move(rule));
+      }
+    }
     apply(mine);
   };
   for (size_t i = 0; i < units.size(); ++i) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "configuration/configuration.h"
+#include "configuration/network_file.h"
 #include "data/dataset.h"
 #include "sherd/comm/mesh.h"
 #include "sherd/comm/world.h"
@@ -29,8 +30,8 @@ c10::ScalarType saved_dtype_of(const Configuration& configuration);
 World world_of(const Configuration& configuration);
 /// Makes a mesh with the axis `dp`, and `dp_outer` if shard.outer is above 1. Collective.
 Mesh mesh_of(const ShardSection& shard, const World& world);
-/// Returns the axes of that mesh, outermost first.
-std::vector<std::pair<std::string, int64_t>> axes_of(const ShardSection& shard, int64_t ranks);
+/// Returns the network for a run of so many ranks, with the axes of all its meshes.
+Network network_of(const NetworkFile& file, const Configuration& configuration, int64_t ranks);
 /// Returns shard.strategy, or `no_shard` for one rank (without memory.symmetric), where gathers and
 /// reductions would be mere copies.
 std::string strategy_of(const Configuration& configuration, int64_t ranks);

@@ -2,7 +2,9 @@
 #include "data/dataset.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <map>
@@ -52,6 +54,11 @@ Batch Dataset::load(const std::vector<int64_t>& samples, c10::Device device) con
   Batch batch{rows.narrow(1, 0, seq_).contiguous(), rows.narrow(1, 1, seq_).contiguous()};
   if (images_) add_images(samples, device, batch);
   return batch;
+}
+
+Batch Dataset::without_targets(c10::Device device) const {
+  const auto options = at::TensorOptions(at::kLong).device(device);
+  return {at::zeros({1, seq_}, options), at::full({1, seq_}, -100, options)};
 }
 
 void Dataset::add_images(

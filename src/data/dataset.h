@@ -28,6 +28,8 @@ class Dataset {
   int64_t targets_in(int64_t sample) const;
   /// On a GPU the host does not wait for the copies; the current stream does.
   Batch load(const std::vector<int64_t>& samples, c10::Device device) const;
+  /// A sequence without targets, for a rank that has no samples and exchanges activations.
+  Batch without_targets(c10::Device device) const;
 
  private:
   void add_images(const std::vector<int64_t>& samples, c10::Device device, Batch& batch) const;

@@ -104,6 +104,11 @@ std::vector<std::pair<std::string, std::string>> facts_of(
         facts.begin() + 3,
         {"outer", c10::str(shard.outer, " groups, ", shard.outer_strategy, " between them")});
   }
+  if (const int64_t ep = configuration.parallel.ep; ep > 1) {
+    const auto& strategy = shard.expert_strategy;
+    facts.push_back(
+        {"experts", c10::str("on ", ep, " ranks each, ", strategy.value_or(shard.strategy))});
+  }
   return facts;
 }
 

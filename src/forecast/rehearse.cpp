@@ -136,7 +136,7 @@ class RehearsalRun {
       const Configuration& configuration, int64_t ranks, const RehearseOptions& options) const {
     Emulation emulation{.size = ranks, .device = alone_.device()};
     if (options.network) {
-      emulation.network = network_of(*options.network, axes_of(configuration.shard, ranks));
+      emulation.network = network_of(*options.network, configuration, ranks);
     }
     return World::emulated(emulation);
   }
@@ -208,9 +208,8 @@ RehearsedWorld rehearse_one(
       known.program,
       {.units = record.units,
        .update = record.update,
-       .network = options.network
-                      ? network_of(*options.network, axes_of(configuration.shard, ranks))
-                      : Network()});
+       .network =
+           options.network ? network_of(*options.network, configuration, ranks) : Network()});
   known.tokens_per_second = tokens / known.timeline->seconds;
   return result;
 }

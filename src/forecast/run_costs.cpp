@@ -76,7 +76,7 @@ RunCosts costs_of(
     result.from = "matrix products at the device's speed, an estimate";
   }
   if (options.network) {
-    result.costs.network = network_of(*options.network, axes_of(configuration.shard, ranks));
+    result.costs.network = network_of(*options.network, configuration, ranks);
     if (!result.from.empty()) result.from += "; network: " + options.network->name;
   } else if (!result.from.empty()) {
     result.from += "; no network: collectives take no time";

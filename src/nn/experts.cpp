@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes: B sequences, T tokens, D dim, E experts, K experts of a token, R = T · K rows of all
-// experts, sorted by expert, F width of gate and up together or of one of them.
+// experts, sorted by expert, F width of gate and up together or of one of them. With several ranks
+// X are the rows of this rank's experts, which may come from all of them; else X = R.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -16,6 +18,7 @@
 #include "kernels/nn/sum_rows.h"
 #include "kernels/nn/weighted_swiglu.h"
 #include "kernels/widened.h"
+#include "nn/expert_dispatch.h"
 #include "nn/normed_rows.h"
 #include "nn/rows.h"
 #include "nn/weight_gradient.h"
@@ -73,7 +76,7 @@ class ExpertsBackward {
  public:
   /// The inputs of the function. A norm and a residual come last among its tensors: inputs that are
   /// none are not counted by needs_input_grad.
-  enum Input : size_t { kX, kRouter, kGateUp, kDown, kNorm, kResidual, kInputs = 9 };
+  enum Input : size_t { kX, kRouter, kGateUp, kDown, kNorm, kResidual, kInputs = 10 };
 
   /// What the function keeps.
   enum Saved : size_t {
@@ -82,13 +85,17 @@ class ExpertsBackward {
     kRouterWeight,
     kGateUpWeight,
     kDownWeight,
+    kInputRows,   // of this rank's experts; undefined if they are gathered or sent again
     kGateUpRows,  // undefined if they are recomputed
     kChances,
     kChosen,
     kRows,
     kTokens,
     kWeights,
-    kEnds
+    kEnds,
+    kOrder,          // of rows that arrive from ranks
+    kExpertWeights,  // of rows that arrive; undefined if none do
+    kExpertEnds      // of this rank's experts
   };
 
   explicit ExpertsBackward(AutogradContext* context)
@@ -103,34 +110,50 @@ class ExpertsBackward {
             saved_[kWeights],
             saved_[kEnds],
             context->saved_data["norm_top_k"].toBool()},
+        dispatch_(route_of(*context), saved_[kOrder], saved_[kExpertEnds]),
         input_(input_rows(
             saved_[kSum], {}, saved_[kNormWeight], context->saved_data["epsilon"].toDouble())) {}
+
+  /// Returns whether rows went to other ranks.
+  bool moves_rows() const { return dispatch_.moves(); }
+  /// Returns a gradient of 0 for the result.
+  at::Tensor no_gradient() const { return at::zeros_like(saved_[kSum]); }
 
   /// Goes back through the experts: sets their weights' gradients and that of the rows' weights,
   /// and returns that of the sorted input rows.
   at::Tensor through_experts(
       const at::Tensor& gradient_TD, at::Tensor& d_weight_R, variable_list& result) const {
-    const ExpertProducts gate_up(saved_[kGateUpWeight], dtype_, routing_.end_E);
+    const ExpertProducts gate_up(saved_[kGateUpWeight], dtype_, dispatch_.ends());
     const bool recomputed = !saved_[kGateUpRows].defined();
-    const auto gate_up_RF = recomputed ? gate_up.forward(sorted()) : saved_[kGateUpRows];
+    // Rows are gathered again where they are needed, but sent only once.
+    auto input_XD = dispatch_.moves() ? sent_input() : at::Tensor();
+    const auto gate_up_XF = recomputed ? gate_up.forward(input_XD.defined() ? input_XD : sorted())
+                                       : saved_[kGateUpRows];
     const bool in_place = recomputed || context_->saved_data["overwrites"].toBool();
-    const auto d_gate_up_RF = in_place ? gate_up_RF : at::empty_like(gate_up_RF);
-    d_weight_R = at::empty_like(routing_.weight_R);
+    const auto d_gate_up_XF = in_place ? gate_up_XF : at::empty_like(gate_up_XF);
+    const auto& weight_X = dispatch_.moves() ? saved_[kExpertWeights] : routing_.weight_R;
+    const auto d_weight_X = at::empty_like(weight_X);
     {
-      const ExpertProducts down(saved_[kDownWeight], dtype_, routing_.end_E);
-      const auto gradient_RD = gradient_TD.to(dtype_).index_select(0, routing_.token_R);
+      const ExpertProducts down(saved_[kDownWeight], dtype_, dispatch_.ends());
+      const auto gradient_XD =
+          dispatch_.to_experts(gradient_TD.to(dtype_).index_select(0, routing_.token_R));
       // The activation takes the place of its own gradient.
-      const auto place_RF = down.input_gradient(gradient_RD);
+      const auto place_XF = down.input_gradient(gradient_XD);
       weighted_swiglu_backward(
-          {.gate_up = gate_up_RF,
-           .weight = routing_.weight_R,
-           .d_activation = place_RF,
-           .d_gate_up = d_gate_up_RF,
-           .d_weight = d_weight_R});
-      if (wants(kDown)) result[kDown] = down.weight_gradient(gradient_RD, place_RF);
+          {.gate_up = gate_up_XF,
+           .weight = weight_X,
+           .d_activation = place_XF,
+           .d_gate_up = d_gate_up_XF,
+           .d_weight = d_weight_X});
+      if (wants(kDown)) result[kDown] = down.weight_gradient(gradient_XD, place_XF);
     }
-    if (wants(kGateUp)) result[kGateUp] = gate_up.weight_gradient(d_gate_up_RF, sorted());
-    return gate_up.input_gradient(d_gate_up_RF);
+    if (wants(kGateUp)) {
+      if (!input_XD.defined()) input_XD = sorted();
+      result[kGateUp] = gate_up.weight_gradient(d_gate_up_XF, input_XD);
+    }
+    input_XD.reset();
+    d_weight_R = dispatch_.from_experts(d_weight_X);
+    return dispatch_.from_experts(gate_up.input_gradient(d_gate_up_XF));
   }
 
   /// Goes back through the router, and from the sorted rows to those of the tokens. The gradients
@@ -155,7 +178,17 @@ class ExpertsBackward {
   }
 
  private:
+  static c10::intrusive_ptr<ExpertDispatch::Route> route_of(AutogradContext& context) {
+    const auto& kept = context.saved_data["route"];
+    if (kept.isNone()) return nullptr;
+    return c10::static_intrusive_pointer_cast<ExpertDispatch::Route>(kept.toCapsule());
+  }
   bool wants(Input input) const { return context_->needs_input_grad(input); }
+  /// Returns the input rows of this rank's experts, which may come from other ranks.
+  at::Tensor sent_input() const {
+    return saved_[kInputRows].defined() ? saved_[kInputRows] : dispatch_.to_experts(sorted());
+  }
+  /// Returns the input rows of all experts for this rank's tokens.
   at::Tensor sorted() const {
     return rows_of(input_.y).to(dtype_).index_select(0, routing_.token_R);
   }
@@ -164,6 +197,7 @@ class ExpertsBackward {
   variable_list saved_;
   at::ScalarType dtype_;
   Routing routing_;
+  ExpertDispatch dispatch_;
   NormedRows input_;
 };
 
@@ -178,7 +212,8 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
       const std::optional<at::Tensor>& residual,
       double epsilon,
       const RoutingOptions& chosen,
-      const FeedForwardOptions& options) {
+      const FeedForwardOptions& options,
+      const std::optional<Exchange>& ranks) {
     const auto dtype = product_dtype(x);
     const WithoutAutocast precise(x);
     const auto norm = norm_weight.value_or(at::Tensor());
@@ -188,27 +223,35 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     const auto routing =
         route(at::mm(widened(y_TD), widened(router).t()), chosen.top_k, chosen.norm_top_k);
     const auto balance = balance_loss(routing, expert_loads(routing, sequences_of(x)));
-    const auto gate_up_RF = ExpertProducts(gate_up_weight, dtype, routing.end_E)
-                                .forward(y_TD.to(dtype).index_select(0, routing.token_R));
+    const ExpertDispatch dispatch(ranks, routing.end_E, routing.token_R.size(0));
+    auto input_XD = dispatch.to_experts(y_TD.to(dtype).index_select(0, routing.token_R));
     y_TD.reset();
     input.y.reset();
+    const auto weight_X = dispatch.to_experts(routing.weight_R);
+    const auto gate_up_XF =
+        ExpertProducts(gate_up_weight, dtype, dispatch.ends()).forward(input_XD);
+    if (!dispatch.moves() || options.recompute_gate_up) input_XD.reset();
     const auto result = at::empty(x.sizes(), input.sum.options());
     if (!options.skips_result) {
-      const auto activation_RF =
-          at::empty({gate_up_RF.size(0), down_weight.size(2)}, gate_up_RF.options());
-      weighted_swiglu_forward(gate_up_RF, routing.weight_R, activation_RF);
-      const auto rows_RD = ExpertProducts(down_weight, dtype, routing.end_E).forward(activation_RF);
+      const auto activation_XF =
+          at::empty({gate_up_XF.size(0), down_weight.size(2)}, gate_up_XF.options());
+      weighted_swiglu_forward(gate_up_XF, weight_X, activation_XF);
+      const auto rows_XD =
+          ExpertProducts(down_weight, dtype, dispatch.ends()).forward(activation_XF);
       sum_rows(
-          {.rows = rows_RD,
+          {.rows = dispatch.from_experts(rows_XD),
            .indices = routing.row_TK,
            .summand = options.adds_sum ? rows_of(input.sum) : at::Tensor(),
            .result = rows_of(result)});
     }
     context->set_materialize_grads(false);
     context->save_for_backward(
-        {input.sum, norm, router, gate_up_weight, down_weight,
-         options.recompute_gate_up ? at::Tensor() : gate_up_RF, routing.chances_TE,
-         routing.chosen_TK, routing.row_TK, routing.token_R, routing.weight_R, routing.end_E});
+        {input.sum, norm, router, gate_up_weight, down_weight, input_XD,
+         options.recompute_gate_up ? at::Tensor() : gate_up_XF, routing.chances_TE,
+         routing.chosen_TK, routing.row_TK, routing.token_R, routing.weight_R, routing.end_E,
+         dispatch.order(), dispatch.moves() ? weight_X : at::Tensor(), dispatch.ends()});
+    context->saved_data["route"] =
+        dispatch.moves() ? c10::IValue::make_capsule(dispatch.route()) : c10::IValue();
     context->saved_data["product_dtype"] = static_cast<int64_t>(dtype);
     context->saved_data["epsilon"] = epsilon;
     context->saved_data["norm_top_k"] = chosen.norm_top_k;
@@ -227,11 +270,14 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
       d_sum = d_sum.defined() ? d_sum + gradients[1] : gradients[1];
     }
     result[kX] = d_sum;
-    if (gradients[1].defined() || gradients[2].defined()) {
-      const ExpertsBackward all(context);
+    const ExpertsBackward all(context);
+    // Other ranks wait for this one's rows, even if they are 0.
+    const auto d_result =
+        gradients[1].defined() || !all.moves_rows() ? gradients[1] : all.no_gradient();
+    if (d_result.defined() || gradients[2].defined()) {
       at::Tensor d_rows_RD, d_weight_R;
-      if (gradients[1].defined()) {
-        d_rows_RD = all.through_experts(rows_of(gradients[1]), d_weight_R, result);
+      if (d_result.defined()) {
+        d_rows_RD = all.through_experts(rows_of(d_result), d_weight_R, result);
       }
       result[kX] = all.through_router(d_rows_RD, d_weight_R, gradients[2], d_sum, result);
     }
@@ -241,16 +287,18 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
 };
 
 void check(const char* operation, const at::Tensor& x, const ExpertParameters& all, int64_t top_k) {
-  const auto& [router, gate_up, down] = all;
+  const auto& [router, gate_up, down, ranks] = all;
+  const int64_t parts = ranks ? ranks->size() : 1;
   TORCH_CHECK_VALUE(
       x.dim() >= 2 && router.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3 &&
           x.size(-1) > 0 && router.size(1) == x.size(-1) && router.size(0) > 0 &&
-          gate_up.size(0) == router.size(0) && gate_up.size(2) == x.size(-1) &&
-          gate_up.size(1) == 2 * down.size(2) && down.size(0) == router.size(0) &&
+          gate_up.size(0) * parts == router.size(0) && gate_up.size(2) == x.size(-1) &&
+          gate_up.size(1) == 2 * down.size(2) && down.size(0) == gate_up.size(0) &&
           down.size(1) == x.size(-1) && down.size(2) > 0,
       "[nn] ", operation, " of ", x.sizes(), " with a router of ", router.sizes(), ", gate_up of ",
       gate_up.sizes(), " and down of ", down.sizes(),
-      ": they are [.., S, D], [E, D], [E, 2F, D] and [E, D, F]");
+      ": they are [.., S, D], [E, D], [E, 2F, D] and [E, D, F]",
+      parts > 1 ? c10::str(", with E / ", parts, " experts on each of ", parts, " ranks") : "");
   TORCH_CHECK_VALUE(
       is_float16_or_wider(x.scalar_type()), "[nn] ", operation, " of ", x.scalar_type(),
       ": use floating point of 16 bits or more");
@@ -272,7 +320,8 @@ ExpertsResult norm_experts(
   check("norm_experts", x, parameters, routing.top_k);
   auto all = ExpertsFunction::apply(
       mine, parameters.router, parameters.gate_up, parameters.down,
-      std::optional<at::Tensor>(norm.weight), other, norm.epsilon, routing, options);
+      std::optional<at::Tensor>(norm.weight), other, norm.epsilon, routing, options,
+      parameters.ranks);
   return {std::move(all[0]), std::move(all[1]), std::move(all[2])};
 }
 
@@ -285,7 +334,8 @@ std::tuple<at::Tensor, at::Tensor> experts(
   const std::optional<at::Tensor> none;
   const FeedForwardOptions options{.recompute_gate_up = recompute_gate_up};
   auto all = ExpertsFunction::apply(
-      x, parameters.router, parameters.gate_up, parameters.down, none, none, 0.0, routing, options);
+      x, parameters.router, parameters.gate_up, parameters.down, none, none, 0.0, routing, options,
+      parameters.ranks);
   return {std::move(all[1]), std::move(all[2])};
 }
 

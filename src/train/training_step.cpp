@@ -46,13 +46,19 @@ int64_t TrainingStep::targets_from(int64_t position) const {
   return targets;
 }
 
+void TrainingStep::pass_without_samples() {
+  if (!model_.exchanges()) return idle_pass(model_);
+  const auto loss = call(model_, data_.without_targets(world_.device()));
+  optimizer_.scale(loss * 0).backward();  // the experts' balance does not count either
+}
+
 at::Tensor TrainingStep::run_eagerly(
     const std::vector<std::vector<int64_t>>& samples_of,
     const std::function<void(const Batch&, at::Tensor&)>& pass) {
   auto total = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world_.device()));
   for (const auto& samples : samples_of) {
     if (samples.empty()) {
-      idle_pass(model_);
+      pass_without_samples();
     } else {
       pass(data_.load(samples, world_.device()), total);
     }

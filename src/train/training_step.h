@@ -41,6 +41,7 @@ class TrainingStep {
 
  private:
   int64_t targets_from(int64_t position) const;
+  void pass_without_samples();
   at::Tensor run_eagerly(
       const std::vector<std::vector<int64_t>>& samples_of,
       const std::function<void(const Batch&, at::Tensor&)>& pass);

@@ -34,12 +34,14 @@ double validation_loss(
   for (int64_t position = 0; position < data.samples();
        position += sampler.samples_from(position)) {
     const auto samples = sampler.samples(position, 0, world.rank());
-    if (samples.empty()) {
+    if (samples.empty() && !model.exchanges()) {
       idle_pass(model);
       continue;
     }
     for (const int64_t sample : samples) targets += data.targets_in(sample);
-    loss += call(model, data.load(samples, world.device()));
+    const auto device = world.device();
+    loss +=
+        call(model, samples.empty() ? data.without_targets(device) : data.load(samples, device));
   }
   return sum_of_ranks(loss.item<double>(), world) /
          std::max(1.0, sum_of_ranks(static_cast<double>(targets), world));

@@ -11,26 +11,20 @@
 
 #include "checkpoint/file_system.h"
 #include "files/temporary_folder.h"
+#include "models/training.h"
 #include "ranks/rank_world.h"
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
 #include "sherd/models/moe.h"
 #include "sherd/models/pretrained.h"
 #include "sherd/models/vlm.h"
-#include "sherd/optim/adamw.h"
-#include "sherd/shard/fully_shard.h"
-#include "sherd/shard/module.h"
 
 namespace sherd::testing {
 namespace {
 
-constexpr int64_t kVocab = 48;
-constexpr int64_t kSeq = 20;
-constexpr int64_t kSteps = 3;
-
 struct Kind {
   std::string name;
-  std::function<std::shared_ptr<LanguageModel>(const LlamaOptions&)> make;
+  Training::Make make;
 };
 void PrintTo(const Kind& kind, std::ostream* out) {
   *out << kind.name;
@@ -57,114 +51,21 @@ std::vector<Kind> kinds() {
        }}};
 }
 
-/// Of each two samples, which are one rank's, one may have an image: no rank's in the first step,
-/// then every second rank's.
-bool has_image(int64_t step, int64_t number) {
-  return step > 0 && number % 2 == 1 && (step + number / 2) % 2 == 1;
-}
-
-/// One sequence of a step; for a model that sees, some have an image.
-Batch sample(int64_t step, int64_t number, bool sees, c10::Device device) {
-  auto random =
-      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1 + step * 100 + number));
-  const auto row = at::randint(1, kVocab, {1, kSeq + 1}, random, at::kLong).to(device);
-  Batch batch{row.narrow(1, 0, kSeq).contiguous(), row.narrow(1, 1, kSeq).clone()};
-  if (!sees || !has_image(step, number)) return batch;
-  batch.images = at::rand({1, 3, 8, 8}, random).to(device);
-  batch.image_places = at::arange(5, 9, batch.tokens.options());
-  batch.image_patches = at::arange(0, 4, batch.tokens.options());
-  batch.targets.narrow(1, 4, 4).fill_(-100);
-  return batch;
-}
-
-class Training {
- public:
-  Training(const Kind& kind, LlamaOptions base, const World& world, Strategy strategy)
-      : world_(world), sees_(kind.name == "vlm") {
-    base.vocab = kVocab;
-    base.dim = 32;
-    base.layers = 5;
-    base.heads = 4;
-    base.kv_heads = 2;
-    base.head_dim = 8;
-    base.ffn = 48;
-    base.init_std = 0.2;
-    {
-      const MetaDevice meta;
-      model_ = kind.make(base);
-    }
-    const UnitOptions options{
-        .mesh = Mesh(world, {{"dp", world.size()}}), .placement = Placement(strategy)};
-    for (const auto& unit : model_->units()) fully_shard(unit, options);
-    fully_shard(model_, options);
-    initialise(*model_, {.seed = 5, .values = [this](const auto& name, auto shape) {
-                           return model_->initial_values(name, shape);
-                         }});
-    // With a small epsilon AdamW's first updates have the gradient's sign, which is that of
-    // rounding errors where a gradient is near 0.
-    optimizer_.emplace(*model_, AdamWOptions{.lr = 1e-2, .eps = 1e-4});
-  }
-
-  /// Samples `first` to `last` of each step, one micro-batch each; the losses.
-  std::vector<double> train(int64_t samples, int64_t first, int64_t last) {
-    micro_batches(*model_, last - first);
-    std::vector<double> losses;
-    for (int64_t step = 0; step < kSteps; ++step) {
-      double total = 0;
-      for (int64_t number = first; number < last; ++number) {
-        const auto loss = call(*model_, sample(step, number, sees_, world_.device()));
-        total += loss.item<double>();
-        // The mean over the ranks is the sum over all samples, by a constant.
-        (loss * (static_cast<double>(world_.size()) / static_cast<double>(samples * kSeq)))
-            .backward();
-      }
-      optimizer_->step();
-      losses.push_back(total);
-    }
-    return losses;
-  }
-  auto parameters() const { return full_parameters(*model_); }
-  LanguageModel& model() { return *model_; }
-  AdamW& optimizer() { return *optimizer_; }
-  SlicesOf slices() const {
-    return [this](const std::string& name, at::IntArrayRef shape) {
-      return model_->slices_of(name, shape);
-    };
-  }
-
- private:
-  World world_;
-  bool sees_;
-  std::shared_ptr<LanguageModel> model_;
-  std::optional<AdamW> optimizer_;
-};
-
 class ModelsTest : public ::testing::TestWithParam<Kind> {
  protected:
   /// What a world learns and what one rank learns from the same samples.
   void expect_like_alone(Strategy strategy, LlamaOptions base) {
-    const auto& world = test_world();
-    const int64_t samples = 2 * world.size();
-    const auto alone_world = World::emulated({.size = 1, .device = world.device()});
-    Training together(GetParam(), base, world, strategy);
+    Training together(GetParam().make, base, sharded(strategy));
     base.recompute = Recompute::none;
-    Training alone(GetParam(), base, alone_world, Strategy::no_shard);
-    const auto losses = together.train(samples, 2 * world.rank(), 2 * world.rank() + 2);
-    const auto expected = alone.train(samples, 0, samples);
-    for (size_t i = 0; i < losses.size(); ++i) {
-      auto total =
-          at::full({1}, losses[i], at::TensorOptions().dtype(at::kDouble)).to(world.device());
-      world.communicator().all_reduce(total, Reduction::sum()).synchronize();
-      EXPECT_NEAR(total.item<double>() / expected[i], 1, 2e-6) << "step " << i;
-    }
-    const auto ours = together.parameters();
-    const auto theirs = alone.parameters();
-    ASSERT_EQ(ours.size(), theirs.size());
-    for (size_t i = 0; i < ours.size(); ++i) {
-      EXPECT_EQ(ours[i].first, theirs[i].first);
-      const auto difference = (ours[i].second - theirs[i].second).abs();
-      EXPECT_LE(difference.mean().item<double>(), 1e-6) << ours[i].first;
-    }
+    const auto one_rank = World::emulated({.size = 1, .device = test_world().device()});
+    Training alone(
+        GetParam().make, base,
+        {.world = one_rank, .placement = Placement(Strategy::no_shard), .sees = sees()});
+    expect_learns_alike(together, alone);
+  }
+  static bool sees() { return GetParam().name == "vlm"; }
+  static TrainingOptions sharded(Strategy strategy) {
+    return {.world = test_world(), .placement = Placement(strategy), .sees = sees()};
   }
 };
 
@@ -200,7 +101,7 @@ TEST_P(ModelsTest, IsLoadedByReadingOnEachRankWhatItNeeds) {
   const auto& world = test_world();
   const TemporaryFolder place;
   const auto folder = text_of_first_rank(world, place.path()) + "/step-1";
-  Training saved(GetParam(), {}, world, Strategy::optim_grads_params);
+  Training saved(GetParam().make, {}, sharded(Strategy::optim_grads_params));
   saved.train(2 * world.size(), 2 * world.rank(), 2 * world.rank() + 2);
   save(saved.model(), saved.optimizer(), folder, {.slices = saved.slices()});
   const auto weights = saved.parameters();
@@ -209,8 +110,8 @@ TEST_P(ModelsTest, IsLoadedByReadingOnEachRankWhatItNeeds) {
   const auto expect_weights = [&](const Training& other) {
     const auto theirs = other.parameters();
     ASSERT_EQ(weights.size(), theirs.size());
-    for (size_t i = 0; i < weights.size(); ++i) {
-      EXPECT_TRUE(at::equal(weights[i].second, theirs[i].second)) << weights[i].first;
+    for (const auto& [name, weight] : weights) {
+      EXPECT_TRUE(at::equal(weight, theirs.at(name))) << name;
     }
   };
   // What each rank reads to know where its elements are, and padding of 16 bytes for each part.
@@ -220,7 +121,7 @@ TEST_P(ModelsTest, IsLoadedByReadingOnEachRankWhatItNeeds) {
   }
   const int64_t share = (elements + world.size() - 1) / world.size();
 
-  Training other(GetParam(), {.init_std = 0.5}, world, Strategy::optim_grads_params);
+  Training other(GetParam().make, {.init_std = 0.5}, sharded(Strategy::optim_grads_params));
   const auto [opens, bytes] =
       reads_of([&] { load(other.model(), other.optimizer(), folder, {.slices = other.slices()}); });
   EXPECT_LE(opens, 6) << "state, tensors, checksums, and three files with tensors";
@@ -229,7 +130,7 @@ TEST_P(ModelsTest, IsLoadedByReadingOnEachRankWhatItNeeds) {
   expect_weights(other);
 
   if (saved.model().config()) {  // its checkpoints are Hugging Face folders
-    Training third(GetParam(), {}, world, Strategy::optim);
+    Training third(GetParam().make, {}, sharded(Strategy::optim));
     const auto [opened, read] = reads_of([&] { load_weights(third.model(), folder); });
     EXPECT_LE(opened, 2) << "the index and the file";
     EXPECT_LE(read, 4 * share + extra);

@@ -11,6 +11,7 @@
 #include "sherd/checkpoint/checkpoint.h"
 #include "sherd/export.h"
 #include "sherd/shard/initialise.h"
+#include "sherd/shard/options.h"
 
 namespace sherd {
 
@@ -64,6 +65,12 @@ class SHERD_API LanguageModel : public torch::nn::Module {
   virtual std::vector<TensorSlice> slices_of(const std::string& name, at::IntArrayRef shape) const {
     return {{name, shape.vec(), {}}};
   }
+  /// Returns rules for the parameters of which this rank has a part: their mesh, axes and cut. Give
+  /// them to every unit (UnitOptions::rules). By default none.
+  virtual std::vector<ParameterRule> rules() const { return {}; }
+  /// Returns whether ranks exchange activations within a pass. Then every rank must make every
+  /// pass: one without data takes targets that are all negative, and not idle_pass().
+  virtual bool exchanges() const { return !rules().empty(); }
   /// Returns patterns of the parameters (ParameterRule::match) whose products may be in fp8: those
   /// that the model multiplies with Sherd's own operations. By default none.
   virtual std::vector<std::string> products() const { return {}; }

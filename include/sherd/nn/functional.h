@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "sherd/export.h"
+#include "sherd/nn/exchange.h"
 
 namespace sherd {
 
@@ -155,6 +156,9 @@ struct ExpertParameters {
   at::Tensor router;   ///< [E, D]
   at::Tensor gate_up;  ///< [E, 2F, D], the gate's rows first
   at::Tensor down;     ///< [E, D, F]
+  /// The ranks that share the experts (expert parallelism): rank r of n has the experts from
+  /// r · E / n on, so gate_up and down are [E / n, ..]. Default: this rank has all.
+  std::optional<Exchange> ranks{};
 };
 
 /// How a router chooses the experts of a token and weighs them. A number alone is a `top_k`.
@@ -191,6 +195,13 @@ struct ExpertsResult {
 /// For the backward it keeps the sum, the products with gate_up, and the routing: with bf16,
 /// 2·D + top_k · (4·F + 16) + 4·E bytes a token; with `recompute_gate_up` 2·D + top_k · 16 + 4·E.
 /// The norm, the sorted rows and the activation are always recomputed.
+///
+/// With `ranks`, every rank routes its own tokens; their rows, of D elements and a weight, go to
+/// the ranks of their experts and back in all-to-alls, and so do the gradients. All ranks must call
+/// it and its backward, with any number of tokens of their own; the host waits in it for the
+/// numbers of rows. What a rank keeps then depends on the routing: for each row that arrives, with
+/// bf16, 4·F + 2·D + 12 bytes in place of 4·F; with `recompute_gate_up` 12, and the rows are sent
+/// again.
 SHERD_API ExpertsResult norm_experts(
     const at::Tensor& x,
     const at::Tensor& residual,

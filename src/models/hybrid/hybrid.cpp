@@ -125,6 +125,12 @@ class Hybrid final : public Decoder {
     return result;
   }
   std::optional<std::string> config() const override { return config_; }
+  std::vector<ParameterRule> rules() const override {
+    for (int64_t i = 0; i < options_.base.layers; ++i) {
+      if (options_.letter(i) == 'E') return expert_rules(options_.experts, options_.base.dim);
+    }
+    return {};
+  }
 
   /// A Mamba-2 begins with decays of 1 to 16 and steps of about 0.001 to 0.1, both evenly in their
   /// logarithm: softplus of so small a step's logarithm is the step.

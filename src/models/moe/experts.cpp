@@ -4,17 +4,43 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include "sherd/nn/functional.h"
 #include "sherd/nn/recompute.h"
 
 namespace sherd {
+namespace {
+
+constexpr const char* kExpertAxis = "ep";
+
+std::optional<Exchange> ranks_of(const ExpertOptions& options) {
+  if (!options.mesh) return std::nullopt;
+  return Exchange(*options.mesh, kExpertAxis, "experts");
+}
+
+/// The number of experts that each rank has.
+int64_t experts_of_a_rank(const ExpertOptions& options) {
+  if (!options.mesh) return options.count;
+  const int64_t ranks = options.mesh->size(kExpertAxis);
+  TORCH_CHECK_VALUE(
+      options.count % ranks == 0, "[models] ", options.count, " experts on ", ranks,
+      " ranks along '", kExpertAxis, "': the ranks must divide the experts");
+  return options.count / ranks;
+}
+
+}  // namespace
 
 ExpertsImpl::ExpertsImpl(
     int64_t dim, const ExpertOptions& options, bool recomputes, bool ends_recompute)
-    : dim_(dim), options_(options), recomputes_(recomputes), ends_recompute_(ends_recompute) {
-  const auto [count, ffn] = std::pair(options.count, options.ffn);
-  router = register_parameter("router", at::empty({count, dim}));
+    : dim_(dim),
+      options_(options),
+      recomputes_(recomputes),
+      ends_recompute_(ends_recompute),
+      ranks_(ranks_of(options)) {
+  const auto [count, ffn] = std::pair(experts_of_a_rank(options), options.ffn);
+  router = register_parameter("router", at::empty({options.count, dim}));
   gate_up = register_parameter("gate_up", at::empty({count, 2 * ffn, dim}));
   down = register_parameter("down", at::empty({count, dim, ffn}));
   if (options.shared_ffn > 0) {
@@ -24,7 +50,7 @@ ExpertsImpl::ExpertsImpl(
 
 std::vector<at::Tensor> ExpertsImpl::forward(const at::Tensor& x_BSD) {
   auto [result_BSD, balance] =
-      experts(x_BSD, {router, gate_up, down}, {options_.top_k, options_.norm_top_k}, recomputes_);
+      experts(x_BSD, expert_parameters(), {options_.top_k, options_.norm_top_k}, recomputes_);
   if (shared) result_BSD = result_BSD + shared(x_BSD);
   return {result_BSD, balance * options_.balance};
 }
@@ -32,13 +58,13 @@ std::vector<at::Tensor> ExpertsImpl::forward(const at::Tensor& x_BSD) {
 std::vector<at::Tensor> ExpertsImpl::forward_residual(
     const at::Tensor& x_BSD, const at::Tensor& residual_BSD, const RmsNorm& norm) {
   FeedForwardOptions options{.recompute_gate_up = recomputes_, .adds_sum = true};
-  if (recomputing()) {  // its graph is for one backward
+  if (recomputing() && c10::GradMode::is_enabled()) {  // its graph is for one backward
     options.overwrites = true;
     options.skips_result = ends_recompute_;
   }
   const NormOptions normed{norm->weight, norm->epsilon};
   auto [sum_BSD, result_BSD, balance] = norm_experts(
-      x_BSD, residual_BSD, normed, {router, gate_up, down}, {options_.top_k, options_.norm_top_k},
+      x_BSD, residual_BSD, normed, expert_parameters(), {options_.top_k, options_.norm_top_k},
       options);
   if (shared) {
     options.adds_sum = false;
@@ -57,6 +83,25 @@ double ExpertsImpl::flops_per_token() const {
 double ExpertsImpl::recomputed_flops_per_token() const {
   const double chosen = static_cast<double>(options_.top_k) * product_flops(dim_, 2 * options_.ffn);
   return chosen + (shared ? shared->recomputed_flops_per_token() : 0);
+}
+
+std::vector<ParameterRule> expert_rules(const ExpertOptions& options, int64_t dim) {
+  std::vector<ParameterRule> rules;
+  if (!options.mesh) return rules;
+  const auto& mesh = *options.mesh;
+  const bool outer = mesh.has("dp_outer");
+  const auto lines = outer ? mesh.sub({"dp_outer", "edp"}) : mesh.sub({"edp"});
+  const int64_t here = experts_of_a_rank(options), first = here * mesh.coordinate(kExpertAxis);
+  const auto add = [&](const char* match, int64_t rows, int64_t columns) {
+    rules.push_back(
+        {.match = match,
+         .mesh = lines,
+         .axes = DataAxes{.inner = "edp", .outer = outer ? "dp_outer" : ""},
+         .cut = Cut{{options.count, rows, columns}, 0, {{first, first + here}}}});
+  };
+  add("*.gate_up", 2 * options.ffn, dim);
+  add("*.down", dim, options.ffn);
+  return rules;
 }
 
 }  // namespace sherd

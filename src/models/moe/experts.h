@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "models/blocks/feed_forward.h"
 #include "sherd/models/moe.h"
+#include "sherd/nn/exchange.h"
+#include "sherd/nn/functional.h"
 #include "sherd/shard/module.h"
+#include "sherd/shard/options.h"
 
 namespace sherd {
 
@@ -26,16 +30,23 @@ struct ExpertsImpl : torch::nn::Module {
   double recomputed_flops_per_token() const;
 
   at::Tensor router;   ///< [E, D]
-  at::Tensor gate_up;  ///< [E, 2F, D]: of each expert rows of the gate, then of what it opens
-  at::Tensor down;     ///< [E, D, F]
+  at::Tensor gate_up;  ///< [E, 2F, D]: for each expert the gate's rows, then up's
+  at::Tensor down;     ///< [E, D, F]; like gate_up of this rank's experts alone
   FeedForward shared{nullptr};
 
  private:
+  ExpertParameters expert_parameters() const { return {router, gate_up, down, ranks_}; }
+
   int64_t dim_;
   ExpertOptions options_;
   bool recomputes_;
   bool ends_recompute_;
+  std::optional<Exchange> ranks_;
 };
 SHERD_MODULE(Experts);
+
+/// Returns the rules for the experts of all layers (LanguageModel::rules): none unless ranks share
+/// them.
+std::vector<ParameterRule> expert_rules(const ExpertOptions& options, int64_t dim);
 
 }  // namespace sherd

@@ -39,7 +39,9 @@ struct MoeLayer final : Layer {
 class Moe final : public Decoder {
  public:
   Moe(const MoeOptions& options, const std::vector<std::shared_ptr<Layer>>& layers)
-      : Decoder("moe", options.base, layers), family_(moe_family(options)) {
+      : Decoder("moe", options.base, layers),
+        family_(moe_family(options)),
+        rules_(expert_rules(options.experts, options.base.dim)) {
     if (family_ != MoeFamily::none) config_ = config_json(options);
   }
   std::vector<TensorSlice> slices_of(
@@ -53,9 +55,11 @@ class Moe final : public Decoder {
     return result;
   }
   std::optional<std::string> config() const override { return config_; }
+  std::vector<ParameterRule> rules() const override { return rules_; }
 
  private:
   MoeFamily family_;
+  std::vector<ParameterRule> rules_;
   std::optional<std::string> config_;
 };
 

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/training.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include "ranks/rank_world.h"
+#include "sherd/shard/initialise.h"
+#include "sherd/shard/module.h"
+
+namespace sherd::testing {
+namespace {
+
+/// Of each two samples, which are one rank's, one may have an image: no rank's in the first step,
+/// then every second rank's.
+bool has_image(int64_t step, int64_t number) {
+  return step > 0 && number % 2 == 1 && (step + number / 2) % 2 == 1;
+}
+
+}  // namespace
+
+Batch sample(int64_t step, int64_t number, bool sees, c10::Device device) {
+  auto random =
+      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1 + step * 100 + number));
+  const auto row = at::randint(1, kVocab, {1, kSeq + 1}, random, at::kLong).to(device);
+  Batch batch{row.narrow(1, 0, kSeq).contiguous(), row.narrow(1, 1, kSeq).clone()};
+  if (!sees || !has_image(step, number)) return batch;
+  batch.images = at::rand({1, 3, 8, 8}, random).to(device);
+  batch.image_places = at::arange(5, 9, batch.tokens.options());
+  batch.image_patches = at::arange(0, 4, batch.tokens.options());
+  batch.targets.narrow(1, 4, 4).fill_(-100);
+  return batch;
+}
+
+Training::Training(const Make& make, LlamaOptions base, const TrainingOptions& options)
+    : world_(options.world), sees_(options.sees) {
+  base.vocab = kVocab;
+  base.dim = 32;
+  base.layers = 5;
+  base.heads = 4;
+  base.kv_heads = 2;
+  base.head_dim = 8;
+  base.ffn = 48;
+  base.init_std = 0.2;
+  {
+    const MetaDevice meta;
+    model_ = make(base);
+  }
+  const int64_t ranks = world_.size(), outer = options.outer;
+  UnitOptions all{.placement = options.placement, .rules = model_->rules()};
+  all.mesh = outer == 1 ? Mesh(world_, {{"dp", ranks}})
+                        : Mesh(world_, {{"dp_outer", outer}, {"dp", ranks / outer}});
+  for (auto& rule : all.rules) rule.placement = options.experts;
+  for (const auto& unit : model_->units()) fully_shard(unit, all);
+  fully_shard(model_, all);
+  initialise(*model_, {.seed = 5, .values = [this](const auto& name, auto shape) {
+                         return model_->initial_values(name, shape);
+                       }});
+  // With a small epsilon AdamW's first updates have the gradient's sign, which is that of
+  // rounding errors where a gradient is near 0.
+  optimizer_.emplace(*model_, AdamWOptions{.lr = 1e-2, .eps = 1e-4});
+}
+
+std::vector<double> Training::train(int64_t samples, int64_t first, int64_t last) {
+  micro_batches(*model_, last - first);
+  std::vector<double> losses;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    double total = 0;
+    for (int64_t number = first; number < last; ++number) {
+      const auto loss = call(*model_, sample(step, number, sees_, world_.device()));
+      total += loss.item<double>();
+      // The mean over the ranks is the sum over all samples, by a constant.
+      (loss * (static_cast<double>(world_.size()) / static_cast<double>(samples * kSeq)))
+          .backward();
+    }
+    optimizer_->step();
+    losses.push_back(total);
+  }
+  return losses;
+}
+
+std::map<std::string, at::Tensor> Training::parameters() const {
+  const auto all = full_parameters(*model_);
+  return {all.begin(), all.end()};
+}
+
+SlicesOf Training::slices() const {
+  return [this](const std::string& name, at::IntArrayRef shape) {
+    return model_->slices_of(name, shape);
+  };
+}
+
+void expect_learns_alike(Training& together, Training& alone) {
+  const auto& world = test_world();
+  const int64_t samples = 2 * world.size();
+  const auto losses = together.train(samples, 2 * world.rank(), 2 * world.rank() + 2);
+  const auto expected = alone.train(samples, 0, samples);
+  for (size_t i = 0; i < losses.size(); ++i) {
+    auto total =
+        at::full({1}, losses[i], at::TensorOptions().dtype(at::kDouble)).to(world.device());
+    world.communicator().all_reduce(total, Reduction::sum()).synchronize();
+    EXPECT_NEAR(total.item<double>() / expected[i], 1, 2e-6) << "step " << i;
+  }
+  const auto ours = together.parameters();
+  const auto theirs = alone.parameters();
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (const auto& [name, whole] : ours) {
+    ASSERT_TRUE(theirs.contains(name)) << name;
+    EXPECT_LE((whole - theirs.at(name)).abs().mean().item<double>(), 1e-6) << name;
+  }
+}
+
+}  // namespace sherd::testing
