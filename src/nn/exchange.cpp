@@ -128,7 +128,7 @@ std::vector<int64_t> times(const std::vector<int64_t>& counts, int64_t factor) {
 at::Tensor Exchange::Line::cut(const char* operation, const at::Tensor& x, int64_t dim) const {
   TORCH_CHECK_VALUE(
       x.size(dim) % size == 0, scope(operation), "dim ", dim, " of ", x.sizes(),
-      " is not divisible by ", size, " ranks: use a multiple of them");
+      " is not divisible by ", size, " ranks: use a size that is a multiple of them");
   return x.unflatten(dim, {size, x.size(dim) / size}).movedim(dim, 0).contiguous();
 }
 

@@ -46,6 +46,7 @@ struct CutMesh {
 
 /// A parameter of the model.
 struct CutMember {
+  std::string unit;  ///< name of its unit
   std::string name;
   const Group* group = nullptr;
   size_t index = 0;
@@ -97,7 +98,9 @@ class CutAgreement {
     for (const auto* unit : units) {
       const auto path = unit == &root_ ? "" : unit->name() + ".";
       for (const auto& group : unit->groups()) {
-        for (size_t i = 0; i < group->size(); ++i) add({path + group->name(i), group.get(), i});
+        for (size_t i = 0; i < group->size(); ++i) {
+          add({unit->name(), path + group->name(i), group.get(), i});
+        }
       }
     }
   }
@@ -130,7 +133,7 @@ class CutAgreement {
     for (const auto& member : members_) {
       const auto& traits = member.group->traits();
       text += c10::str(
-          "\n'", member.name, "' is ",
+          "\nunit '", member.unit, "' has '", member.name, "' of ",
           c10::IntArrayRef(member.group->layout().whole_shape(member.index)));
       if (const auto& cut = member.cut()) {
         text += c10::str(
@@ -149,8 +152,8 @@ class CutAgreement {
     const auto number = differing_line(one.text, other.text);
     TORCH_CHECK(
         false, "[shard.agree] rank ", one.rank, " and rank ", other.rank,
-        " do not have the same parameters. On rank ", one.rank, " ", line_of(one.text, number),
-        "; on rank ", other.rank, " ", line_of(other.text, number),
+        " do not have the same parameters. Rank ", one.rank, ": ", line_of(one.text, number),
+        ". Rank ", other.rank, ": ", line_of(other.text, number),
         ". All ranks must shard the same units in the same order, over meshes that they made "
         "alike, with the same whole shapes and parts of the same size in ParameterRule::cut");
   }

@@ -22,7 +22,9 @@ void set_replica(ParameterShard& shard, const GroupLayout& layout) {
   };
   repeat(layout.main_spreads().outer, std::max<int64_t>(1, sizes.outer), coordinates.outer);
   repeat(layout.main_spreads().inner, std::max<int64_t>(1, sizes.inner), coordinates.inner);
-  const bool alone = layout.traits().mesh.world().launcher() == Launcher::emulated;
+  const auto& world = layout.traits().mesh.world();
+  // No other rank counts an emulated one's copies. A dry run stands for a rank of a real world.
+  const bool alone = world.launcher() == Launcher::emulated && !world.device().is_meta();
   shard.counted = shard.replica == 0 || alone;
 }
 

@@ -210,7 +210,8 @@ TEST(CutErrorsTest, PartsThatDoNotMakeTheWholeAreNamed) {
   expect_refused(
       2 * ranks - 1, 2 * rank - (last ? 1 : 0), 2 * rank + 2 - (last ? 1 : 0),
       {"[shard]", "'inner.weight'", c10::str("rows ", 2 * ranks - 3, "..", 2 * ranks - 2, " of ["),
-       c10::str("rank ", ranks - 2, " and rank ", ranks - 1), "correct the cuts", "ParameterRule::cut"});
+       c10::str("rank ", ranks - 2, " and rank ", ranks - 1), "correct the cuts",
+       "ParameterRule::cut"});
   expect_refused(
       2 * ranks + (last ? 2 : 0), 2 * rank, 2 * rank + 2,
       {"[shard.agree]", "'inner.weight'", c10::str("[", 2 * ranks, ", 2]"),

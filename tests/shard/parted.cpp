@@ -96,8 +96,7 @@ at::Tensor PartedImpl::forward(const at::Tensor& x) {
 }
 
 Mesh Division::all() const {
-  if (!two_axes) return shared_mesh({{"dp", test_world().size()}});
-  return shared_mesh({{"dp_outer", 2}, {"dp", test_world().size() / 2}});
+  return mesh_for({.name = "", .two_axes = two_axes});
 }
 
 Mesh Division::lines() const {

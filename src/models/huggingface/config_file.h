@@ -29,7 +29,7 @@ class ConfigFile {
       int64_t least = 1) const;
   /// Returns a number above 0.
   double real(const char* key, std::optional<double> otherwise = {}) const;
-  /// Returns a number from 0 on.
+  /// Returns a number of at least 0.
   double weight(const char* key, double otherwise) const;
   bool flag(const char* key, bool otherwise) const;
   /// Returns a text; an empty one if there is none.
