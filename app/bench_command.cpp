@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "at_least_one.h"
 #include "child_process.h"
 #include "configuration/network_file.h"
 #include "files/byte_text.h"
@@ -215,7 +216,7 @@ BenchCommand::BenchCommand(CLI::App& app)
   command_->add_option(
       "--network", network_,
       "Network description (networks/, sherd network); default: communication takes no time");
-  command_->add_option("--steps", steps_, "Number of measured steps")->check(CLI::PositiveNumber);
+  command_->add_option("--steps", steps_, "Number of measured steps")->check(at_least_one());
   command_
       ->add_option(
           "--load", load_,

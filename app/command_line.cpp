@@ -2,11 +2,15 @@
 #include "command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include "bench_command.h"
 #include "checkpoint_command.h"
 #include "exit_code.h"
+#include "files/nearest_word.h"
 #include "network_command.h"
 #include "plan_command.h"
 #include "rehearse_command.h"
@@ -26,6 +30,18 @@ struct ClosesWorlds {
   ClosesWorlds& operator=(const ClosesWorlds&) = delete;
 };
 
+/// Returns what is wrong with the command's name; nothing if there is such a command, or none.
+std::string fault_of_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return "";
+  const std::string name = argv[1];
+  std::vector<std::string> commands;
+  for (const auto* command : app.get_subcommands({})) commands.push_back(command->get_name());
+  if (std::find(commands.begin(), commands.end(), name) != commands.end()) return "";
+  std::string text = "sherd: there is no command '" + name + "'";
+  if (const auto near = nearest_word(name, commands)) text += ", did you mean " + *near + "?";
+  return text + " 'sherd --help' lists the commands.";
+}
+
 }  // namespace
 
 int run_command_line(int argc, char** argv) {
@@ -40,6 +56,10 @@ int run_command_line(int argc, char** argv) {
   const BenchCommand bench(app);
   const TokenizeCommand tokenize(app);
   const CheckpointCommand checkpoint(app);
+  if (const auto fault = fault_of_command(app, argc, argv); !fault.empty()) {
+    std::cerr << fault << std::endl;
+    return kRefused;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -33,10 +33,12 @@ const char* variable(std::initializer_list<const char*> names) {
 }
 
 volatile pid_t child = -1;
+volatile sig_atomic_t stopped = 0;  // by a signal to this process
 StopRequests requests;
 
 /// Open MPI hands SIGUSR1 to the ranks; with SIGTERM it ends them.
 void forward(int) {
+  stopped = 1;
   const auto kind = requests.note(rising_seconds());
   if (child <= 0 || kind == StopRequests::Kind::repeat) return;
   kill(child, kind == StopRequests::Kind::first ? SIGUSR1 : SIGTERM);
@@ -89,8 +91,9 @@ int start_local_ranks(int64_t ranks, char** arguments) {
       readlink("/proc/self/exe", self.data(), self.size() - 1) > 0,
       "[launch] /proc/self/exe can't be read: ", std::strerror(errno));
   const auto count = std::to_string(ranks);
-  std::vector<const char*> command{program.c_str(), "-n",   count.c_str(), "--oversubscribe",
-                                   "--bind-to",     "none", self.data()};
+  // Quiet: a rank that fails says why itself, and mpirun's report of it says nothing more.
+  std::vector<const char*> command{program.c_str(),   "--quiet",   "-n",   count.c_str(),
+                                   "--oversubscribe", "--bind-to", "none", self.data()};
   for (char** argument = arguments + 1; *argument; ++argument) command.push_back(*argument);
   command.push_back(nullptr);
 
@@ -113,7 +116,15 @@ int start_local_ranks(int64_t ranks, char** arguments) {
         stderr, "[launch] %s can't be started: %s\n", program.c_str(), std::strerror(errno));
     _exit(127);
   }
-  return exit_code_of_child(child);
+  const int code = exit_code_of_child(child);
+  if (code > 128 && !stopped) {
+    const int signal = code - 128;
+    std::fprintf(
+        stderr, "[launch] a rank was ended by signal %d (%s)%s; the others were ended, too\n",
+        signal, strsignal(signal),
+        signal == SIGKILL ? ": the memory may have run out (dmesg says so)" : "");
+  }
+  return code;
 }
 
 void check_launched_ranks(int64_t wanted) {

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iostream>
 
+#include "at_least_one.h"
 #include "forecast/measure_network.h"
 #include "local_ranks.h"
 #include "write_file.h"
@@ -35,7 +36,7 @@ NetworkCommand::NetworkCommand(CLI::App& app)
     : command_(app.add_subcommand(
           "network", "Measure the network between ranks and write a description for sherd plan")) {
   command_->add_option("--ranks", ranks_, "Number of ranks to start on this machine")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   command_->add_option("--out", out_, "Also write the description to this file")->type_name("FILE");
 }
 

@@ -5,6 +5,7 @@
 
 #include <iostream>
 
+#include "at_least_one.h"
 #include "plan/trace.h"
 #include "write_file.h"
 
@@ -22,10 +23,10 @@ PlanCommand::PlanCommand(CLI::App& app)
   command_
       ->add_option(
           "--world", world_, "Number of ranks; default: device.emulate or device.ranks of the file")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   command_->add_option("--worlds", worlds_, "Further numbers of ranks to compare, such as 8,64,512")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   command_->add_option(
       "--network", network_, "Network description (networks/, sherd network), to predict times");
   command_->add_option("--times", times_, "Measured unit times, from sherd rehearse --times");

@@ -3,6 +3,7 @@
 
 #include <iostream>
 
+#include "at_least_one.h"
 #include "forecast/rehearse.h"
 #include "plan/trace.h"
 #include "write_file.h"
@@ -25,7 +26,7 @@ RehearseCommand::RehearseCommand(CLI::App& app)
   command_->add_option(
       "--network", network_,
       "Network description (networks/, sherd network); default: communication takes no time");
-  command_->add_option("--steps", steps_, "Number of measured steps")->check(CLI::PositiveNumber);
+  command_->add_option("--steps", steps_, "Number of measured steps")->check(at_least_one());
   command_
       ->add_option(
           "--load", load_,

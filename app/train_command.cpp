@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train_command.h"
 
+#include "at_least_one.h"
 #include "local_ranks.h"
 #include "train/train.h"
 
@@ -13,14 +14,17 @@ TrainCommand::TrainCommand(CLI::App& app)
       ->type_name("KEY=VALUE")
       ->take_all();
   command_->add_option("--ranks", ranks_, "Number of ranks to start on this machine (device.ranks)")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   command_->footer("Keys of the configuration, with their defaults:\n\n" + configuration_help());
 }
 
 int TrainCommand::run(char** arguments) const {
   const auto configuration = read_configuration(file_, overrides_);
   const int64_t ranks = ranks_.value_or(configuration.device.ranks);
-  if (ranks > 1 && !has_launcher()) return start_local_ranks(ranks, arguments);
+  if (ranks > 1 && !has_launcher()) {
+    check_inputs(configuration);  // while one process can say what is wrong with them
+    return start_local_ranks(ranks, arguments);
+  }
   if (ranks_) check_launched_ranks(*ranks_);
   share_cores();
   train(configuration);

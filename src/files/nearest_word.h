@@ -5,11 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "sherd/export.h"
+
 namespace sherd {
 
-/// The word that somebody may have meant: fewest letters to change, add, drop or swap, at most a
-/// third of them.
-std::optional<std::string> nearest_word(
+/// Returns the word that was probably meant: the one with the fewest letters to change, add, drop
+/// or swap, at most a third of them.
+SHERD_API std::optional<std::string> nearest_word(
     const std::string& word, const std::vector<std::string>& words);
 
 }  // namespace sherd

@@ -15,6 +15,7 @@
 #include "data/token_check.h"
 #include "device/device_memory.h"
 #include "forecast/budget.h"
+#include "train/train.h"
 
 namespace sherd {
 namespace {
@@ -42,6 +43,13 @@ Configuration decided(const Configuration& given, const World& world) {
   }
   if (configuration.device.network) options.network = read_network(*configuration.device.network);
   return within_budget(configuration, world.size(), options);
+}
+
+void check_inputs(const Configuration& configuration) {
+  auto all = configuration;
+  all.model = resolved(all.model);
+  training_data_of(all);
+  validation_data_of(all);
 }
 
 void check_same_everywhere(const Configuration& configuration, const World& world) {

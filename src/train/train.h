@@ -13,6 +13,10 @@ namespace sherd {
 /// train.out and shows progress on standard output.
 SHERD_API void train(const Configuration& configuration);
 
+/// Opens the files that a run reads first: the model's config.json and the data. Throws what the
+/// run would throw on every rank if one is missing or wrong.
+SHERD_API void check_inputs(const Configuration& configuration);
+
 /// Classifies stop signals. Schedulers and launchers often send one twice in a moment: signals
 /// within kRepeats seconds of the first belong to the same request. note() may be called in a
 /// signal handler.

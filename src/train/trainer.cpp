@@ -15,6 +15,7 @@
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
+#include "train/banner.h"
 #include "train/checkpoints.h"
 #include "train/earlier_run.h"
 #include "train/metrics.h"
@@ -60,6 +61,7 @@ class Trainer {
   bool logs(int64_t step) const;
   bool first() const { return world_.rank() == 0; }
   void say(const std::string& line);
+  RunSizes sizes() const;
 
   StopSignals signals_;  // from the start: large models take a while to set up
   World world_;
@@ -105,8 +107,22 @@ Trainer::Trainer(const Configuration& configuration)
     watch(*model_, {.enabled = word != "off", .before_reduction = word == "ranks"});
   }
   memory_.plan(configuration_, *model_);
+  for (const auto& line : banner(configuration_, world_, sizes())) say(line);
   for (const auto& line : notes_on_memory(configuration_, *model_, world_.device())) say(line);
   training_.emplace(configuration_, world_, data_, *model_, optimizer_);
+}
+
+RunSizes Trainer::sizes() const {
+  RunSizes sizes{
+      .data_tokens = data_.tokens().size(),
+      .samples = data_.samples(),
+      .step_samples = Sampler(sampling_of(configuration_, data_, world_.size())).samples_from(0),
+      .planned_bytes = memory_.ledger().planned()};
+  for (const auto& item : model_->named_parameters()) {
+    const auto shape = whole_shape(item.value());
+    sizes.parameters += c10::multiply_integers(shape.begin(), shape.end());
+  }
+  return sizes;
 }
 
 void Trainer::say(const std::string& line) {

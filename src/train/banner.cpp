@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/banner.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <tuple>
+
+#include "configuration/setup.h"
+#include "files/byte_text.h"
+#include "files/format_text.h"
+#include "sherd/version.h"
+
+namespace sherd {
+namespace {
+
+/// Returns a number with commas between groups of three digits.
+std::string grouped(int64_t number) {
+  auto text = std::to_string(number);
+  for (auto at = std::ssize(text) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
+  return text;
+}
+
+std::string counted(int64_t count, const char* one) {
+  return grouped(count) + " " + one + (count == 1 ? "" : "s");
+}
+
+std::string precision_of_run(const PrecisionSection& precision) {
+  return precision.recipe.value_or(precision.compute.value_or("fp32"));
+}
+
+}  // namespace
+
+std::vector<std::string> banner(
+    const Configuration& configuration, const World& world, const RunSizes& sizes) {
+  const auto& [data, train] = std::tie(configuration.data, configuration.train);
+  const auto version = version_text();
+  const int64_t step_tokens = sizes.step_samples * data.seq;
+  const double epochs = static_cast<double>(train.steps) * static_cast<double>(sizes.step_samples) /
+                        static_cast<double>(sizes.samples);
+  return {
+      c10::str(
+          version.substr(0, version.find('\n')), ": ", configuration.model.kind, " with ",
+          counted(sizes.parameters, "parameter"), ", ", precision_of_run(configuration.precision),
+          "; ", counted(world.size(), world.device().is_cuda() ? "GPU rank" : "CPU rank")),
+      c10::str(
+          "data: ", counted(sizes.data_tokens, "token"), "; a step takes ", grouped(step_tokens),
+          " of them, so ", counted(train.steps, "step"), " make ",
+          format_text(epochs < 10 ? "%.2g" : "%.0f", epochs), " epochs"),
+      c10::str(
+          "memory of a rank: ", byte_text(sizes.planned_bytes), " planned; results: ", train.out)};
+}
+
+}  // namespace sherd
