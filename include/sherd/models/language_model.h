@@ -23,7 +23,8 @@ enum class Recompute : uint8_t {
               ///< convolution of Mamba-2; the head is as in none
 };
 
-/// The input of a model: B sequences of S tokens.
+/// The input of a model: B sequences of S tokens, or this rank's part of each (see
+/// LanguageModel::part_of).
 struct Batch {
   at::Tensor tokens;   ///< [B, S], int64
   at::Tensor targets;  ///< [B, S], int64; negative ones are ignored
@@ -36,7 +37,7 @@ struct Batch {
 /// The floating-point operations of one of a model's units.
 struct UnitOperations {
   std::string unit;      ///< name of the module, as in named_modules(); empty: the model itself
-  double forward = 0;    ///< operations of its forward for one token of a sequence
+  double forward = 0;    ///< operations of its forward for each of this rank's tokens
   double selective = 0;  ///< those of them that Recompute::selective repeats in the backward
   /// Index of the unit's layer, if its activations may be recomputed. They are if
   /// LlamaOptions::recompute is not none and recompute_layers is 0 or above this index.
@@ -53,6 +54,10 @@ class SHERD_API LanguageModel : public torch::nn::Module {
   virtual at::Tensor forward(const Batch& batch) = 0;
   /// Returns the logits, [B, S, vocab], in the compute dtype.
   virtual at::Tensor logits(const Batch& batch) = 0;
+  /// Returns this rank's part of a batch of whole sequences that all ranks which share them are
+  /// given (tensor and context parallelism): the input of forward() and logits() on this rank. Its
+  /// loss is the sum over its own targets. By default the batch itself.
+  virtual Batch part_of(const Batch& whole) const { return whole; }
   /// Returns the modules to shard, inner ones first. The model itself, to be sharded last, is not
   /// among them.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> units() const = 0;
@@ -76,8 +81,9 @@ class SHERD_API LanguageModel : public torch::nn::Module {
   virtual std::vector<std::string> products() const { return {}; }
   /// Returns the config.json for checkpoints, if Hugging Face knows such models.
   virtual std::optional<std::string> config() const { return std::nullopt; }
-  /// Returns the floating-point operations of each unit for sequences of `seq` tokens; units that
-  /// it leaves out have none. A model that sees images counts as many as such a sequence can hold.
+  /// Returns the floating-point operations of each unit for whole sequences of `seq` tokens; units
+  /// that it leaves out have none. A model that sees images counts as many as such a sequence can
+  /// hold.
   virtual std::vector<UnitOperations> operations(int64_t seq) const = 0;
   /// Returns the floating-point operations of all units for one token of a sequence, forward and
   /// backward, without recomputation: three times those of the forwards.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "sherd/comm/mesh.h"
 #include "sherd/export.h"
 #include "sherd/models/language_model.h"
 
@@ -43,6 +44,13 @@ struct LlamaOptions {
   /// The config.json that these options were read from, if any. Its other entries (end-of-text
   /// tokens, longest sequence, …) are kept in the model's own config.json.
   std::string config{};
+  /// Tensor and context parallelism: a mesh of all ranks of the world with axes out of `dp_outer`,
+  /// `dp`, `cp` and `tp`, in this order and with `dp`. Ranks along `cp` and `tp` share sequences
+  /// (see LanguageModel::part_of). Those along `tp` each have an equal part of the heads and of the
+  /// width of feed-forwards; it must divide heads, kv_heads and ffn. With more than one rank along
+  /// `cp`, 2 · cp · tp must divide the sequences' length, else tp. Default: every rank has whole
+  /// sequences and computes with whole weights.
+  std::optional<Mesh> mesh{};
 
   /// Returns whether a layer is recomputed in this way.
   bool recomputes(Recompute kind, int64_t layer) const {
