@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "at_least_one.h"
+#include "forecast/search.h"
 #include "plan/trace.h"
 #include "write_file.h"
 
@@ -35,9 +36,36 @@ PlanCommand::PlanCommand(CLI::App& app)
   command_->add_option("--html", html_, "Write an HTML page with plots")->type_name("FILE");
   command_->add_option("--trace", trace_, "Write a trace of the planned step, for Perfetto")
       ->type_name("FILE");
+  auto* search = command_->add_flag(
+      "--search", search_,
+      "Search for the fastest arrangement of the ranks that fits memory.budget, or the memory of "
+      "the network's devices (docs/parallel.md)");
+  command_
+      ->add_option(
+          "--sequences", sequences_,
+          "With --search: sequences of a step on all ranks; default: those of the file")
+      ->check(at_least_one())
+      ->needs(search);
+  for (const char* other : {"--worlds", "--times", "--program", "--html", "--trace"}) {
+    search->excludes(command_->get_option(other));
+  }
+}
+
+int PlanCommand::search() const {
+  TORCH_CHECK_VALUE(
+      files_.size() == 1, "[plan.search] --search takes one configuration, not ", files_.size());
+  TORCH_CHECK_VALUE(
+      !network_.empty(),
+      "[plan.search] --search compares times: give --network with a [device] section");
+  const SearchOptions options{
+      .ranks = world_, .network = read_network(network_), .sequences = sequences_};
+  const auto result = search_plans(read_configuration(files_[0], overrides_), options);
+  std::cout << (json_ ? result.to_json() + "\n" : result.to_text());
+  return 0;
 }
 
 int PlanCommand::run() const {
+  if (search_) return search();
   PlanOptions options{.ranks = world_, .worlds = worlds_};
   if (!network_.empty()) options.network = read_network(network_);
   if (!times_.empty()) options.times = read_unit_times(times_);

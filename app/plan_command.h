@@ -18,6 +18,8 @@ class PlanCommand {
   int run() const;  ///< the exit code
 
  private:
+  int search() const;
+
   CLI::App* command_;
   std::vector<std::string> files_;
   std::vector<std::string> overrides_;
@@ -27,6 +29,8 @@ class PlanCommand {
   std::string times_;
   std::string html_;
   std::string trace_;
+  bool search_ = false;
+  int64_t sequences_ = 0;
   bool program_ = false;
   bool json_ = false;
 };

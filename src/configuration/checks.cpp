@@ -16,11 +16,6 @@ std::string is(const char* name, int64_t value) {
   return std::string(name) + " = " + std::to_string(value);
 }
 
-bool has_experts(const ModelSection& model) {
-  return model.kind == "moe" ||
-         (model.kind == "hybrid" && model.pattern.find('E') != std::string::npos);
-}
-
 /// require(condition, problem).
 template <class Require>
 void check_model(const ModelSection& model, const Require& require) {
@@ -136,6 +131,11 @@ void check_experts_across_ranks(
 }
 
 }  // namespace
+
+bool has_experts(const ModelSection& model) {
+  return model.kind == "moe" ||
+         (model.kind == "hybrid" && model.pattern.find('E') != std::string::npos);
+}
 
 void check_together(const Configuration& all, std::vector<std::string>& problems) {
   const auto require = [&](bool fine, const std::string& text) {

@@ -85,6 +85,8 @@ struct ShardSection {
 
 /// Section [parallel]: what ranks compute together, besides data parallelism.
 struct ParallelSection {
+  int64_t cp = 1;
+  int64_t tp = 1;
   int64_t ep = 1;
 };
 

@@ -351,6 +351,14 @@ World world_of(const Configuration& configuration) {
   return device.emulate > 0 ? emulated_world(configuration, world) : world;
 }
 
+void check_axes(const Configuration& configuration, int64_t ranks) {
+  expert_axes_of(configuration, ranks);
+}
+
+int64_t data_ranks_of(const Configuration& configuration, int64_t ranks) {
+  return ranks / (configuration.parallel.cp * configuration.parallel.tp);
+}
+
 Network network_of(const NetworkFile& file, const Configuration& configuration, int64_t ranks) {
   auto network = network_of(file, axes_of(configuration.shard, ranks));
   if (configuration.parallel.ep > 1) {

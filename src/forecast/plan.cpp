@@ -112,22 +112,11 @@ std::vector<std::pair<std::string, std::string>> facts_of(
   return facts;
 }
 
-WorldPlan in_short(const RunPlan& plan) {
-  WorldPlan result;
-  result.ranks = plan.ranks;
-  result.bytes = plan.ledger.planned();
-  result.tokens_per_second = plan.tokens_per_second;
-  if (plan.timeline) {
-    result.seconds = plan.timeline->seconds;
-    result.exposed = plan.timeline->exposed_total();
-  }
-  return result;
-}
-
 RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOptions& options) {
   const auto target = target_of(configuration, options);
   auto rehearsal = dry_run(configuration, ranks, target);
   const auto costs = costs_of(configuration, rehearsal, ranks, options);
+  auto ledger = planned_ledger(rehearsal, target, ranks);
   RunPlan plan{.program = std::move(rehearsal.program)};
   plan.configuration = configuration;
   plan.ranks = ranks;
@@ -136,7 +125,7 @@ RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOp
       configuration.model.kind, ", ", count_text(rehearsal.parameters), ", ", ranks,
       ranks == 1 ? " rank" : " ranks");
   plan.facts = facts_of(configuration, ranks, plan.program);
-  plan.ledger = planned_ledger(rehearsal, target, ranks);
+  plan.ledger = std::move(ledger);
   plan.saved_activations = rehearsal.saved_activations;
   plan.traffic = traffic_of_step(plan.program, costs.costs.network);
   plan.times_from = costs.from;
@@ -150,6 +139,18 @@ RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOp
 }
 
 }  // namespace
+
+WorldPlan in_short(const RunPlan& plan) {
+  WorldPlan result;
+  result.ranks = plan.ranks;
+  result.bytes = plan.ledger.planned();
+  result.tokens_per_second = plan.tokens_per_second;
+  if (plan.timeline) {
+    result.seconds = plan.timeline->seconds;
+    result.exposed = plan.timeline->exposed_total();
+  }
+  return result;
+}
 
 RunPlan plan_run(const Configuration& configuration, const PlanOptions& options) {
   auto wanted = configuration;

@@ -92,6 +92,9 @@ struct SHERD_API RunPlan {
 /// configuration, and if nothing fits the budget.
 SHERD_API RunPlan plan_run(const Configuration& configuration, const PlanOptions& options = {});
 
+/// Returns a plan in short.
+WorldPlan in_short(const RunPlan& plan);
+
 /// Returns the differences of two plans as text, one a line.
 SHERD_API std::string difference(const RunPlan& one, const RunPlan& other);
 

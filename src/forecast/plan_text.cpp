@@ -9,15 +9,10 @@
 #include "files/format_text.h"
 #include "forecast/plan.h"
 #include "forecast/plan_page.h"
+#include "forecast/time_text.h"
 
 namespace sherd {
 namespace {
-
-std::string time_text(double seconds) {
-  if (seconds >= 1) return format_text("%.3f s", seconds);
-  if (seconds >= 1e-3) return format_text("%.2f ms", seconds * 1e3);
-  return format_text("%.1f us", seconds * 1e6);
-}
 
 std::string arena_text(const ProgramBytes& bytes) {
   const double over =

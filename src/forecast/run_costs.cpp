@@ -67,6 +67,16 @@ RunCosts costs_of(
     const Rehearsal& rehearsal,
     int64_t ranks,
     const PlanOptions& options) {
+  const auto network =
+      options.network ? network_of(*options.network, configuration, ranks) : Network{};
+  return costs_of(configuration, rehearsal, options, network);
+}
+
+RunCosts costs_of(
+    const Configuration& configuration,
+    const Rehearsal& rehearsal,
+    const PlanOptions& options,
+    const Network& network) {
   RunCosts result;
   if (options.times) {
     result.costs = measured_costs(rehearsal.program, *options.times);
@@ -76,7 +86,7 @@ RunCosts costs_of(
     result.from = "matrix products at the device's speed, an estimate";
   }
   if (options.network) {
-    result.costs.network = network_of(*options.network, configuration, ranks);
+    result.costs.network = network;
     if (!result.from.empty()) result.from += "; network: " + options.network->name;
   } else if (!result.from.empty()) {
     result.from += "; no network: collectives take no time";

@@ -29,6 +29,13 @@ RunCosts costs_of(
     int64_t ranks,
     const PlanOptions& options);
 
+/// Returns the same for a network that is known. `options.network` has the device.
+RunCosts costs_of(
+    const Configuration& configuration,
+    const Rehearsal& rehearsal,
+    const PlanOptions& options,
+    const Network& network);
+
 Ledger planned_ledger(const Rehearsal& rehearsal, c10::DeviceType target, int64_t ranks);
 
 }  // namespace sherd
