@@ -93,7 +93,33 @@ class Walk {
 
   void run(const Section& section) {
     timeline_.sections.push_back(section.name);
-    for (const auto& instruction : section.instructions) run(instruction, section.kind);
+    for (const auto& boundary : section.boundaries) {
+      for (int32_t i = boundary.begin; i < boundary.end; ++i) {
+        const auto& instruction = section.instructions[index(i)];
+        // Before the unit's own work, because the end of that signals that all is done.
+        if (instruction.action == Action::compute) exchange(section, boundary);
+        run(instruction, section.kind);
+      }
+    }
+  }
+
+  /// The exchanges of a call: computing stands still meanwhile.
+  void exchange(const Section& section, const Boundary& boundary) {
+    double& free = queue(Stream::compute);
+    for (const auto& one : program_.exchanges_in(section, boundary.position)) {
+      Span span{
+          .stream = Stream::compute,
+          .action = Action::compute,
+          .unit = boundary.unit,
+          .section = static_cast<int32_t>(timeline_.sections.size()) - 1,
+          .begin = free,
+          .end = free + seconds(costs_.network, one),
+          .bytes = one.bytes,
+          .exchange = one.kind};
+      timeline_.exposed[index(boundary.unit)] += span.end - span.begin;
+      free = span.end;
+      timeline_.spans.push_back(span);
+    }
   }
 
   void run(const Instruction& instruction, Section::Kind kind) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace sherd {
 
 /// The seconds of computing in one call of a unit, without the units inside it.
 struct UnitTime {
-  double forward = 0;
+  double forward = 0;   ///< without exchanges of activations
   double backward = 0;  ///< including recomputation
 };
 
@@ -39,6 +40,8 @@ struct Span {
   double begin = 0;
   double end = 0;
   int64_t bytes = 0;  ///< full side of a collective, or bytes that a kernel reads and writes
+  /// An exchange of activations, which is part of a `compute`; otherwise empty.
+  std::optional<ExchangeKind> exchange{};
 };
 
 /// What a unit has in a slot of the arena.
@@ -60,7 +63,8 @@ struct Timeline {
   std::vector<std::string> sections;  ///< names of the sections, in the order in which they run
   std::vector<Span> spans;            ///< all instructions; predictions are in order of issue
   std::vector<SlotSpan> slot_spans;   ///< use of slots; predictions only
-  /// By unit: seconds that computing waits for its collectives (exposed communication).
+  /// By unit: seconds that computing waits for its collectives and exchanges (exposed
+  /// communication).
   std::vector<double> exposed;
   double compute = 0;  ///< seconds of computing
 

@@ -130,11 +130,15 @@ ProgramBytes bytes_of(const std::vector<UnitSpec>& units) {
 }  // namespace
 
 StepTraffic& StepTraffic::operator+=(const StepTraffic& other) {
+  const auto add = [](Traffic& sum, const Traffic& more) {
+    sum.calls += more.calls;
+    sum.bytes += more.bytes;
+  };
   for (const auto member :
        {&StepTraffic::all_gather, &StepTraffic::reduce_scatter, &StepTraffic::all_reduce}) {
-    (this->*member).calls += (other.*member).calls;
-    (this->*member).bytes += (other.*member).bytes;
+    add(this->*member, other.*member);
   }
+  for (const auto& [axis, traffic] : other.exchanges) add(exchanges[axis], traffic);
   return *this;
 }
 
@@ -275,13 +279,51 @@ Program Program::build(
   program.bytes_ = bytes_of(program.units_);
   program.bytes_.bound = arena.bound;
   program.bytes_.arena = options.memory == MemoryKind::planned ? arena.bytes : arena.bound;
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char c : program.facts()) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  program.fingerprint_ = hash;
+  program.hash_facts();
   prove(program);
   return program;
+}
+
+void Program::hash_facts() {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char c : facts()) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  fingerprint_ = hash;
+}
+
+Program Program::with_exchanges(std::vector<CallExchanges> exchanges) const {
+  const auto calls = static_cast<size_t>(std::count_if(
+      order_.begin(), order_.end(), [](const CallEvent& event) { return event.enter; }));
+  if (!exchanges.empty() && exchanges.size() != calls) {
+    throw std::invalid_argument(text(
+        "[plan] exchanges of ", exchanges.size(), " calls for a program of ", calls,
+        ": give one list for each"));
+  }
+  for (const auto& call : exchanges) {
+    for (const auto& one : call) {
+      if (one.ranks >= 1 && one.bytes >= 0) continue;
+      throw std::invalid_argument(text(
+          "[plan] an exchange of ", one.bytes, " bytes along '", one.axis, "' among ", one.ranks,
+          " ranks: give at least 0 bytes and 1 rank"));
+    }
+  }
+  Program result = *this;
+  result.exchanges_ = std::move(exchanges);
+  result.hash_facts();
+  return result;
+}
+
+CallExchanges Program::exchanges_in(const Section& section, int32_t position) const {
+  // Positions of an evaluation with an order of its own are others, and its exchanges unknown.
+  const bool known = section.train || section.kind == Section::Kind::backward || !evaluation_;
+  if (position == kNone || !known || static_cast<size_t>(position) >= exchanges_.size()) return {};
+  const bool forward = section.kind == Section::Kind::forward;
+  CallExchanges result;
+  for (const auto& one : exchanges_[static_cast<size_t>(position)]) {
+    if ((one.pass == ExchangePass::forward) == forward) result.push_back(one);
+  }
+  return result;
 }
 
 const Section& Program::forward(const ForwardFlags& flags) const {
@@ -314,7 +356,16 @@ std::vector<const Section*> Program::step() const {
 
 StepTraffic Program::traffic() const {
   StepTraffic sum;
-  for (const auto* section : step()) sum += traffic_of(*section);
+  for (const auto* section : step()) {
+    sum += traffic_of(*section);
+    for (int32_t position = 0; position < std::ssize(exchanges_); ++position) {
+      for (const auto& one : exchanges_in(*section, position)) {
+        auto& along = sum.exchanges[one.axis];
+        ++along.calls;
+        along.bytes += one.bytes;
+      }
+    }
+  }
   sum += traffic_of(update_);
   return sum;
 }

@@ -69,6 +69,30 @@ void print(std::ostream& out, const Program& program, const Instruction& instruc
   out << '\n';
 }
 
+/// The module makes them between the boundaries around its `compute`.
+void print_exchanges(
+    std::ostream& out, const Program& program, const Section& section, int32_t position) {
+  for (const auto& one : program.exchanges_in(section, position)) {
+    out << "    compute   exchange   " << sherd::to_text(one)
+        << (one.pass == ExchangePass::recompute ? ", recomputed" : "") << '\n';
+  }
+}
+
+nlohmann::json exchanges_json(const CallExchanges& exchanges) {
+  auto json = nlohmann::json::array();
+  for (const auto& one : exchanges) {
+    json.push_back(
+        {{"kind", sherd::to_text(one.kind)},
+         {"pass", sherd::to_text(one.pass)},
+         {"axis", one.axis},
+         {"purpose", one.purpose},
+         {"ranks", one.ranks},
+         {"bytes", one.bytes},
+         {"routed", one.routed}});
+  }
+  return json;
+}
+
 void print(std::ostream& out, const Program& program, const Section& section) {
   out << "\n" << section.name << '\n';
   for (const auto& boundary : section.boundaries) {
@@ -79,7 +103,11 @@ void print(std::ostream& out, const Program& program, const Section& section) {
     if (boundary.kind == Boundary::Kind::recompute) out << " (gathered until its backward)";
     out << '\n';
     for (int32_t i = boundary.begin; i < boundary.end; ++i) {
-      print(out, program, section.instructions[static_cast<size_t>(i)]);
+      const auto& instruction = section.instructions[static_cast<size_t>(i)];
+      print(out, program, instruction);
+      if (instruction.action == Action::compute) {
+        print_exchanges(out, program, section, boundary.position);
+      }
     }
   }
 }
@@ -122,6 +150,10 @@ nlohmann::json to_json(const Program& program, const Section& section) {
         {"kind", to_text(boundary.kind)}, {"begin", boundary.begin}, {"end", boundary.end}};
     if (boundary.unit != kNone) {
       one["unit"] = program.units()[static_cast<size_t>(boundary.unit)].name;
+    }
+    if (boundary.kind == Boundary::Kind::exit) {
+      const auto exchanges = program.exchanges_in(section, boundary.position);
+      if (!exchanges.empty()) one["exchanges"] = exchanges_json(exchanges);
     }
     boundaries.push_back(std::move(one));
   }
@@ -198,6 +230,12 @@ std::string Program::facts() const {
   };
   list(order_, "");
   if (evaluation_) list(*evaluation_, "without gradients: ");
+  for (size_t position = 0; position < exchanges_.size(); ++position) {
+    for (const auto& one : exchanges_[position]) {
+      out << "call " << position << ", " << sherd::to_text(one.pass) << ": " << sherd::to_text(one)
+          << " (" << one.bytes << ")\n";
+    }
+  }
   return out.str();
 }
 
@@ -210,8 +248,12 @@ std::string Program::to_text() const {
       << byte_text(traffic.all_gather.bytes) << "), " << traffic.reduce_scatter.calls
       << " reduce-scatters (" << byte_text(traffic.reduce_scatter.bytes) << "), "
       << traffic.all_reduce.calls << " all-reduces (" << byte_text(traffic.all_reduce.bytes)
-      << ")\n"
-      << "memory: model weights " << byte_text(bytes_.model_weights) << ", main weights "
+      << ")\n";
+  for (const auto& [axis, exchanges] : traffic.exchanges) {
+    out << "exchanges of activations along " << axis << ": " << exchanges.calls << " ("
+        << byte_text(exchanges.bytes) << ")\n";
+  }
+  out << "memory: model weights " << byte_text(bytes_.model_weights) << ", main weights "
       << byte_text(bytes_.main_weights) << ", main gradients " << byte_text(bytes_.main_gradients)
       << ", arena " << byte_text(bytes_.arena) << " (at least " << byte_text(bytes_.bound)
       << " in use at once); at rest " << byte_text(bytes_.rest()) << ", peak "
@@ -245,6 +287,9 @@ std::string Program::to_json() const {
       {"all_gather", count(traffic.all_gather)},
       {"reduce_scatter", count(traffic.reduce_scatter)},
       {"all_reduce", count(traffic.all_reduce)}};
+  for (const auto& [axis, exchanges] : traffic.exchanges) {
+    json["step"]["exchanges"][axis] = count(exchanges);
+  }
   json["slots"] = nlohmann::json::array();
   for (const auto& slot : slots_) {
     json["slots"].push_back({{"name", slot.name}, {"offset", slot.offset}, {"bytes", slot.bytes}});

@@ -14,6 +14,7 @@ namespace sherd {
 namespace {
 
 const char* category_of(const Span& span) {
+  if (span.exchange) return "transfer";
   switch (span.action) {
     case Action::refresh:
     case Action::gather:
@@ -29,6 +30,10 @@ const char* category_of(const Span& span) {
 
 std::string name_of(const Program& program, const Span& span) {
   if (span.unit == kNone) return to_text(span.action);
+  if (span.exchange) {
+    const auto& unit = program.units()[static_cast<size_t>(span.unit)].name;
+    return text(to_text(*span.exchange), " ", unit);
+  }
   const auto& unit = program.units()[static_cast<size_t>(span.unit)];
   const bool one_of_several = span.group != kNone && unit.groups.size() > 1;
   return text(

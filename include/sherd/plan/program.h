@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "sherd/export.h"
+#include "sherd/plan/exchange.h"
 #include "sherd/plan/network.h"
 #include "sherd/plan/placement.h"
 
@@ -232,11 +234,13 @@ struct Traffic {
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
-/// The collectives of a step or a section.
+/// The collectives of a step or a section. Those of the program, by kind, do not count exchanges of
+/// activations, which the modules make themselves.
 struct SHERD_API StepTraffic {
   Traffic all_gather;
   Traffic reduce_scatter;
   Traffic all_reduce;
+  std::map<std::string, Traffic> exchanges{};  ///< exchanges of activations, by axis
   friend bool operator==(const StepTraffic&, const StepTraffic&) = default;
   StepTraffic& operator+=(const StepTraffic& other);
 };
@@ -270,11 +274,22 @@ class SHERD_API Program {
     return build(std::move(units), std::move(order), options, RebuildHints());
   }
 
+  /// Returns this program with the exchanges of activations that the modules make: one list for
+  /// each position of order(), or none at all if they are unknown. They use no memory of the
+  /// program, so they change neither instructions nor addresses, and there is nothing to prove.
+  /// Throws std::invalid_argument if the number of lists is another, or for negative sizes.
+  Program with_exchanges(std::vector<CallExchanges> exchanges) const;
+
   const std::vector<UnitSpec>& units() const { return units_; }
   /// Returns the order of calls in training.
   const CallOrder& order() const { return order_; }
   /// Returns the order of calls in passes with (`train`) or without a backward.
   const CallOrder& order(bool train) const { return train || !evaluation_ ? order_ : *evaluation_; }
+  /// Returns the exchanges of activations by position of order(); empty if none are known.
+  const std::vector<CallExchanges>& exchanges() const { return exchanges_; }
+  /// Returns the exchanges that the call at a position makes in a section: in a backward, those of
+  /// the recompute and the backward.
+  CallExchanges exchanges_in(const Section& section, int32_t position) const;
   const ProgramOptions& options() const { return options_; }
   const std::vector<Slot>& slots() const { return slots_; }
   /// Returns the slots of a unit.
@@ -298,7 +313,7 @@ class SHERD_API Program {
 
   /// Returns the bytes that the program needs on this rank.
   ProgramBytes bytes() const { return bytes_; }
-  /// Returns the collectives of a whole step, the update included.
+  /// Returns the collectives and exchanges of a whole step, the update included.
   StepTraffic traffic() const;
 
   /// Returns a hash of facts(). Ranks compare it: their programs must be the same.
@@ -315,12 +330,14 @@ class SHERD_API Program {
   Program() = default;
 
   void build_sections(const UnitTree& tree, const UnitTree& evaluation);
+  void hash_facts();
   void take_slots(const Needs& needs, const std::vector<int64_t>& offsets);
   int32_t slot_named(const char* name) const;
 
   std::vector<UnitSpec> units_;
   CallOrder order_;
   std::optional<CallOrder> evaluation_;
+  std::vector<CallExchanges> exchanges_;  // by position of order_
   ProgramOptions options_;
   std::vector<Slot> slots_;
   std::vector<SlotAssignment> assignments_;
