@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi/lanes.h"
-#include "comm/mpi/submissions.h"
+#include "comm/engine/lanes.h"
+#include "comm/engine/submissions.h"
 #include "comm/open_connections.h"
 
 namespace sherd {

@@ -6,9 +6,10 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/mpi/engine.h"
-#include "comm/mpi/mpi_communicator.h"
-#include "comm/mpi/transport.h"
+#include "comm/engine/engine.h"
+#include "comm/engine/engine_communicator.h"
+#include "comm/engine/transport.h"
+#include "comm/mpi/mpi_transport.h"
 #include "comm/open_connections.h"
 
 namespace sherd {
@@ -20,7 +21,8 @@ std::shared_ptr<Engine> engine_of_process(const Launch& launch, const WorldOptio
   const std::lock_guard lock(mutex);
   auto engine = shared.lock();
   if (!engine) {
-    auto transport = launch.size == 1 ? lone_transport() : mpi_transport(options.start_timeout);
+    auto transport =
+        launch.size == 1 ? lone_transport("mpi") : mpi_transport(options.start_timeout);
     engine = std::make_shared<Engine>(std::move(transport), options.operation_timeout);
     leave_at_exit(engine);
     shared = engine;
@@ -41,7 +43,7 @@ std::unique_ptr<Session> open_mpi(const Launch& launch, const WorldOptions& opti
       launch.launcher, launch.local_rank, launch.local_size, c10::kCPU};
   // The communicators keep the engine alive, so that it ends with the last of them.
   return std::make_unique<Session>(
-      location, mpi_communicator(engine_of_process(launch, options), options.operation_timeout));
+      location, engine_communicator(engine_of_process(launch, options), options.operation_timeout));
 }
 
 }  // namespace sherd

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
 #include <mpi.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -12,10 +9,11 @@
 #include <thread>
 #include <vector>
 
+#include "comm/engine/short_turns.h"
 #include "comm/launch.h"
 #include "comm/mpi/arrivals.h"
 #include "comm/mpi/mpi_session.h"
-#include "comm/mpi/transport.h"
+#include "comm/mpi/mpi_transport.h"
 #include "comm/time_text.h"
 
 namespace sherd {
@@ -85,6 +83,7 @@ class MpiTransport final : public Transport {
     size_ = value;
   }
 
+  std::string name() const override { return "mpi"; }
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return size_; }
 
@@ -132,24 +131,6 @@ class MpiTransport final : public Transport {
   int64_t rank_ = 0;
   int64_t size_ = 1;
 };
-
-/// Asks Linux to give this thread, and those that it starts from now on, short turns: on a busy
-/// core it gets no larger share, but its turn comes within 0.1 ms instead of several, and a
-/// collective takes many turns of all ranks. Before Linux 6.12, or where it is forbidden, nothing
-/// changes.
-void ask_for_short_turns() {
-  struct {  // the kernel's sched_attr, whose header conflicts with that of older C libraries
-    uint32_t size, policy;
-    uint64_t flags;
-    int32_t nice;
-    uint32_t priority;
-    uint64_t runtime, deadline, period;
-  } attributes{};
-  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) != 0) return;
-  if (attributes.policy != SCHED_OTHER) return;
-  attributes.runtime = 100'000;  // nanoseconds
-  syscall(SYS_sched_setattr, 0, &attributes, 0);
-}
 
 /// Starts MPI unless the program has, and makes a communicator of our own. Blocks until all ranks
 /// have arrived.

@@ -2,7 +2,7 @@
 #include <c10/util/Exception.h>
 
 #include "comm/mpi/mpi_session.h"
-#include "comm/mpi/transport.h"
+#include "comm/mpi/mpi_transport.h"
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <memory>
 
-#include "comm/mpi/engine.h"
+#include "comm/engine/engine.h"
 #include "sherd/comm/communicator.h"
 
 namespace sherd {
@@ -12,7 +12,7 @@ namespace sherd {
 /// Returns a new communicator among all ranks of the engine's transport, for CPU tensors.
 /// Collective; blocks. The communicator keeps the engine alive. An operation that takes longer than
 /// `timeout` throws.
-std::shared_ptr<Communicator> mpi_communicator(
+std::shared_ptr<Communicator> engine_communicator(
     std::shared_ptr<Engine> engine, std::chrono::milliseconds timeout);
 
 }  // namespace sherd

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -24,8 +23,9 @@ class Transport {
   };
 
   virtual ~Transport() = default;
-  virtual int64_t rank() const = 0;  ///< this rank's index
-  virtual int64_t size() const = 0;  ///< number of ranks
+  virtual std::string name() const = 0;  ///< the backend's name, as in the scope of errors
+  virtual int64_t rank() const = 0;      ///< this rank's index
+  virtual int64_t size() const = 0;      ///< number of ranks
   /// Starts a send of at most 2^31 - 1 bytes. Messages between two ranks with one tag arrive in the
   /// order in which they were sent.
   virtual std::unique_ptr<Request> send(int64_t peer, int tag, const void* data, int64_t bytes) = 0;
@@ -38,12 +38,7 @@ class Transport {
   virtual void finish() = 0;
 };
 
-/// Opens MPI among the ranks that its launcher started. Collective; blocks until all have arrived.
-/// Throws with the missing ranks if they have not within `timeout`, if MPI counts other ranks than
-/// the launcher, and with the remedy if the build has no MPI.
-std::unique_ptr<Transport> mpi_transport(std::chrono::milliseconds timeout);
-
-/// Returns the transport of a process alone, which has no peers.
-std::unique_ptr<Transport> lone_transport();
+/// Returns the transport of a process alone, which has no peers. `name` is its backend's.
+std::unique_ptr<Transport> lone_transport(std::string name);
 
 }  // namespace sherd

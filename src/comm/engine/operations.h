@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi/operation.h"
+#include "comm/engine/operation.h"
 #include "sherd/comm/communicator.h"
 
 namespace sherd {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/mpi/transport.h"
+#include "comm/engine/transport.h"
 
 namespace sherd {
 

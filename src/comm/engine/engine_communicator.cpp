@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/mpi/mpi_communicator.h"
+#include "comm/engine/engine_communicator.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -8,17 +8,17 @@
 
 #include <numeric>
 
-#include "comm/mpi/operations.h"
+#include "comm/engine/operations.h"
 #include "comm/notices.h"
 
 namespace sherd {
 namespace {
 
-class MpiCommunicator final : public Communicator, public HasNotices {
+class EngineCommunicator final : public Communicator, public HasNotices {
  public:
   using Ranks = std::shared_ptr<const std::vector<int64_t>>;
 
-  MpiCommunicator(
+  EngineCommunicator(
       std::shared_ptr<Engine> engine,
       Ranks ranks,
       int64_t rank,
@@ -31,7 +31,7 @@ class MpiCommunicator final : public Communicator, public HasNotices {
         id_(id),
         timeout_(timeout) {}
 
-  std::string backend() const override { return "mpi"; }
+  std::string backend() const override { return engine_->backend(); }
 
   void leave_notice(const std::string& text) noexcept override {
     try {
@@ -136,7 +136,7 @@ class MpiCommunicator final : public Communicator, public HasNotices {
     for (const int64_t member : group)
       world_ranks->push_back((*ranks_)[static_cast<size_t>(member)]);
     const auto place = std::find(group.begin(), group.end(), rank()) - group.begin();
-    return std::make_shared<MpiCommunicator>(
+    return std::make_shared<EngineCommunicator>(
         engine_, std::move(world_ranks), place, id, std::move(child), timeout_);
   }
 
@@ -151,14 +151,14 @@ class MpiCommunicator final : public Communicator, public HasNotices {
 
 }  // namespace
 
-std::shared_ptr<Communicator> mpi_communicator(
+std::shared_ptr<Communicator> engine_communicator(
     std::shared_ptr<Engine> engine, std::chrono::milliseconds timeout) {
   std::vector<int64_t> all(static_cast<size_t>(engine->size()));
   std::iota(all.begin(), all.end(), int64_t{0});
   const int64_t rank = engine->rank();
   // The number 1 serves only to agree on the number of each world that the process opens.
   auto ranks = std::make_shared<const std::vector<int64_t>>(all);
-  MpiCommunicator root(
+  EngineCommunicator root(
       std::move(engine), std::move(ranks), rank, 1, {"start", "start", rank}, timeout);
   return root.split(std::move(all), "world");
 }

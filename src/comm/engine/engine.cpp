@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/mpi/engine.h"
+#include "comm/engine/engine.h"
 
 #include <c10/util/Exception.h>
 #include <sched.h>
@@ -92,7 +92,7 @@ bool Engine::take_submissions() {
   const auto end = submissions_.take(lanes_);
   if (end.by_exception && failure_.empty()) {
     // The peers wait for what this rank will never call.
-    fail(c10::str("[comm.mpi] rank ", rank_, " of ", size_, ": an exception ended it"));
+    fail(scope() + "an exception ended it");
     fail_operations();
   }
   if (failure_.empty()) {
@@ -145,6 +145,11 @@ void Engine::read_news() {
   } catch (const std::exception& error) {
     failure_ = error.what();
   }
+}
+
+/// Returns the beginning of errors that belong to no operation.
+std::string Engine::scope() const {
+  return c10::str("[comm.", backend(), "] rank ", rank_, " of ", size_, ": ");
 }
 
 /// Notes an error of this rank and sends it to all others.

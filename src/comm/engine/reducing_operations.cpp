@@ -3,9 +3,9 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/mpi/messages.h"
-#include "comm/mpi/operations.h"
-#include "comm/mpi/part_reduction.h"
+#include "comm/engine/messages.h"
+#include "comm/engine/operations.h"
+#include "comm/engine/part_reduction.h"
 #include "kernels/join.h"
 
 namespace sherd {

@@ -10,8 +10,8 @@
 #include <memory>
 #include <mutex>
 
-#include "comm/mpi/lanes.h"
-#include "comm/mpi/operation.h"
+#include "comm/engine/lanes.h"
+#include "comm/engine/operation.h"
 
 namespace sherd {
 

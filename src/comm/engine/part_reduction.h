@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/mpi/messages.h"
-#include "comm/mpi/operations.h"
+#include "comm/engine/messages.h"
+#include "comm/engine/operations.h"
 
 namespace sherd {
 

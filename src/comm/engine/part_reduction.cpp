@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/mpi/part_reduction.h"
+#include "comm/engine/part_reduction.h"
 
 #include <algorithm>
 #include <utility>

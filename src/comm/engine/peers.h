@@ -7,11 +7,11 @@
 #include <optional>
 #include <string>
 
-#include "comm/mpi/control_channel.h"
-#include "comm/mpi/lanes.h"
-#include "comm/mpi/notice_board.h"
-#include "comm/mpi/submissions.h"
-#include "comm/mpi/transport.h"
+#include "comm/engine/control_channel.h"
+#include "comm/engine/lanes.h"
+#include "comm/engine/notice_board.h"
+#include "comm/engine/submissions.h"
+#include "comm/engine/transport.h"
 
 namespace sherd {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/mpi/peers.h"
+#include "comm/engine/peers.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "comm/mpi/lanes.h"
-#include "comm/mpi/operation.h"
-#include "comm/mpi/peers.h"
-#include "comm/mpi/submissions.h"
-#include "comm/mpi/transport.h"
+#include "comm/engine/lanes.h"
+#include "comm/engine/operation.h"
+#include "comm/engine/peers.h"
+#include "comm/engine/submissions.h"
+#include "comm/engine/transport.h"
 #include "comm/open_connections.h"
 #include "sherd/comm/communicator.h"
 
@@ -44,6 +44,8 @@ class Engine final : public Connection {
 
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
+  /// Returns the name of the backend whose transport it uses.
+  std::string backend() const { return transport_.name(); }
 
   /// Hands an operation to the thread and returns at once. Wait for the returned Work before the
   /// operation's tensors are read, written or freed; it throws the operation's error. An operation
@@ -61,7 +63,7 @@ class Engine final : public Connection {
   std::map<int64_t, std::string> notices() const { return peers_.notices().others(); }
 
   /// Returns the least number that a communicator opened next may have on this process; see
-  /// MpiCommunicator::do_split. One thread at a time.
+  /// EngineCommunicator::do_split. One thread at a time.
   int64_t next_communicator_number() const { return next_communicator_number_; }
   /// Marks a number, and all below it, as used. One thread at a time.
   void use_communicator_number(int64_t number) { next_communicator_number_ = number + 1; }
@@ -82,6 +84,7 @@ class Engine final : public Connection {
   bool poll();
   bool advance(LaneEntry& entry);
   void read_news();
+  std::string scope() const;
   void fail(const std::string& error);
   void fail_operations();
   void finish_together();

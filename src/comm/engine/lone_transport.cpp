@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
 
-#include "comm/mpi/transport.h"
+#include <utility>
+
+#include "comm/engine/transport.h"
 
 namespace sherd {
 namespace {
 
 class LoneTransport final : public Transport {
  public:
+  explicit LoneTransport(std::string name) : name_(std::move(name)) {}
+
+  std::string name() const override { return name_; }
   int64_t rank() const override { return 0; }
   int64_t size() const override { return 1; }
   std::unique_ptr<Request> send(int64_t, int, const void*, int64_t) override { return refuse(); }
@@ -16,15 +21,17 @@ class LoneTransport final : public Transport {
   void finish() override {}
 
  private:
-  static std::unique_ptr<Request> refuse() {
-    TORCH_INTERNAL_ASSERT(false, "[comm.mpi] a process alone has no peer to talk to");
+  std::unique_ptr<Request> refuse() const {
+    TORCH_INTERNAL_ASSERT(false, "[comm.", name_, "] a process alone has no peer to talk to");
   }
+
+  std::string name_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> lone_transport() {
-  return std::make_unique<LoneTransport>();
+std::unique_ptr<Transport> lone_transport(std::string name) {
+  return std::make_unique<LoneTransport>(std::move(name));
 }
 
 }  // namespace sherd

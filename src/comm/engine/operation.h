@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/mpi/transport.h"
+#include "comm/engine/transport.h"
 #include "sherd/comm/communicator.h"
 
 namespace sherd {

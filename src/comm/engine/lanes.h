@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi/operation.h"
+#include "comm/engine/operation.h"
 
 namespace sherd {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/mpi/control_channel.h"
+#include "comm/engine/control_channel.h"
 
 #include <algorithm>
 

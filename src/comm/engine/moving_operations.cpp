@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/mpi/messages.h"
-#include "comm/mpi/operations.h"
+#include "comm/engine/messages.h"
+#include "comm/engine/operations.h"
 
 namespace sherd {
 namespace {

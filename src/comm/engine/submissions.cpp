@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/mpi/submissions.h"
+#include "comm/engine/submissions.h"
 
 #include <c10/util/Exception.h>
 

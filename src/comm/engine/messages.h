@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/mpi/operations.h"
-#include "comm/mpi/transport.h"
+#include "comm/engine/operations.h"
+#include "comm/engine/transport.h"
 
 namespace sherd {
 
