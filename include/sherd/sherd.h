@@ -28,5 +28,8 @@
 #include "sherd/shard/module_ref.h"
 #include "sherd/shard/options.h"
 #include "sherd/shard/precision.h"
+#include "sherd/shard/recomputed_calls.h"
+#include "sherd/shard/shards.h"
 #include "sherd/shard/step_graph.h"
+#include "sherd/shard/unused.h"
 #include "sherd/shard/wrapper.h"

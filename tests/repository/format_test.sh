@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$2"
 "$1" --version
-find app bench fuzz include src tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
+find app bench fuzz include python src tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
   xargs "$1" --dry-run -Werror

@@ -24,6 +24,10 @@ void GradientInbox::mark_all_unwritten() {
   std::fill(written_.begin(), written_.end(), false);
 }
 
+void GradientInbox::begin_step() {
+  std::fill(received_.begin(), received_.end(), false);
+}
+
 void GradientInbox::receive(size_t member, const at::Tensor& gradient) {
   const auto& target = targets_[member];
   auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
@@ -37,6 +41,7 @@ void GradientInbox::receive(size_t member, const at::Tensor& gradient) {
   pending_bytes_ += static_cast<int64_t>(values.nbytes());
   pending_sources_.push_back(std::move(values));
   written_[member] = true;
+  received_[member] = true;
   if (!layout_.device().is_cuda() || pending_bytes_ >= kCopyTogether) flush();
 }
 
@@ -44,6 +49,7 @@ GradientInbox::Target GradientInbox::take_target(size_t member) {
   const bool add = written_[member];
   if (add) flush();
   written_[member] = true;
+  received_[member] = true;
   return {targets_[member], !add};
 }
 

@@ -16,7 +16,7 @@ namespace sherd {
 class GradientInbox {
  public:
   explicit GradientInbox(const GroupLayout& layout)
-      : layout_(layout), written_(layout.size(), false) {}
+      : layout_(layout), written_(layout.size(), false), received_(layout.size(), false) {}
   GradientInbox(const GradientInbox&) = delete;
   GradientInbox& operator=(const GradientInbox&) = delete;
 
@@ -28,6 +28,10 @@ class GradientInbox {
   /// Starts a new pass (where gradients are sharded) or step: the next gradient of each parameter
   /// overwrites.
   void mark_all_unwritten();
+  /// A step begins: no parameter has received a gradient in it.
+  void begin_step();
+  /// Returns whether a parameter has received a gradient since the step began.
+  bool received_in_step(size_t member) const { return received_[member]; }
   /// Writes or adds the gradient of a parameter. On CUDA small ones are held back and copied
   /// together with later ones.
   void receive(size_t member, const at::Tensor& gradient);
@@ -48,7 +52,8 @@ class GradientInbox {
  private:
   const GroupLayout& layout_;
   std::vector<at::Tensor> targets_;
-  std::vector<bool> written_;
+  std::vector<bool> written_;   // in this pass or step
+  std::vector<bool> received_;  // in this step
   std::vector<CastCopy> pending_;
   std::vector<at::Tensor> pending_sources_;  // keep their memory until it is copied
   c10::ScalarType pending_dtype_{};

@@ -65,7 +65,9 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   for (auto* unit : parts_.units) {
     unit->activity().set_collecting(false);
     for (const auto& group : unit->groups()) {
-      if (flags.first && !group->layout().shards_gradients()) group->inbox().mark_all_unwritten();
+      if (!flags.first) continue;
+      group->inbox().begin_step();
+      if (!group->layout().shards_gradients()) group->inbox().mark_all_unwritten();
     }
   }
 }

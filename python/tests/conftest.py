@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the package, on one process or on ranks that mpirun has started. All ranks run the same tests; after each
+they agree on its result, because a rank that goes on alone would wait for the others."""
+
+import gc
+import os
+
+import pytest
+import torch
+
+import sherd
+from sherd import ranks
+
+torch.set_num_threads(1)
+ranks._world = sherd.World.from_environment(operation_timeout=60.0)
+
+
+@pytest.fixture(scope="session")
+def world() -> sherd.World:
+    return sherd.world()
+
+
+@pytest.fixture
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, world: sherd.World) -> str:
+    """A folder that is the same on all ranks."""
+    path = str(tmp_path_factory.mktemp("shared")).encode()
+    text = torch.zeros(4096, dtype=torch.uint8)
+    text[: len(path)] = torch.tensor(list(path), dtype=torch.uint8)
+    world.broadcast(text)
+    return bytes(text[text != 0].tolist()).decode()
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.when == "call":
+        item.failed_here = report.failed
+
+
+def pytest_runtest_teardown(item):
+    gc.collect()
+    failed = torch.tensor([float(getattr(item, "failed_here", True))])
+    sherd.world().all_reduce(failed, "max")
+    if failed.item() and not getattr(item, "failed_here", True):
+        pytest.exit(f"another rank has failed in {item.name}", returncode=1)
+    if failed.item() and sherd.world().size > 1:
+        pytest.exit(f"rank {sherd.world().rank} has failed in {item.name}", returncode=1)
+
+
+def pytest_collection_modifyitems(config, items):
+    """`all` marks what SHERD_TEST_ALL runs; `ranks(n)` what needs at least n ranks."""
+    world, chosen, left_out = sherd.world(), [], []
+    for item in items:
+        needed = next((mark.args[0] for mark in item.iter_markers("ranks")), 1)
+        wanted = "SHERD_TEST_ALL" in os.environ or not item.get_closest_marker("all")
+        (chosen if wanted and world.size >= needed else left_out).append(item)
+    items[:] = chosen
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "all: runs with SHERD_TEST_ALL only")
+    config.addinivalue_line("markers", "ranks(n): needs at least n ranks")
