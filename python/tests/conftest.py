@@ -20,14 +20,18 @@ def world() -> sherd.World:
     return sherd.world()
 
 
+def share_text(text: str, world: sherd.World) -> str:
+    """Returns the first rank's text."""
+    letters = torch.zeros(4096, dtype=torch.uint8)
+    letters[: len(text)] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    world.broadcast(letters)
+    return bytes(letters[letters != 0].tolist()).decode()
+
+
 @pytest.fixture
 def shared_folder(tmp_path_factory: pytest.TempPathFactory, world: sherd.World) -> str:
     """A folder that is the same on all ranks."""
-    path = str(tmp_path_factory.mktemp("shared")).encode()
-    text = torch.zeros(4096, dtype=torch.uint8)
-    text[: len(path)] = torch.tensor(list(path), dtype=torch.uint8)
-    world.broadcast(text)
-    return bytes(text[text != 0].tolist()).decode()
+    return share_text(str(tmp_path_factory.mktemp("shared")), world)
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +70,13 @@ def pytest_collection_modifyitems(config, items):
 def pytest_configure(config):
     config.addinivalue_line("markers", "all: runs with SHERD_TEST_ALL only")
     config.addinivalue_line("markers", "ranks(n): needs at least n ranks")
+
+
+@pytest.fixture(scope="session")
+def process_group(tmp_path_factory: pytest.TempPathFactory, world: sherd.World):
+    """torch.distributed over the same ranks, for meshes and checkpoints of torch."""
+    path = share_text(str(tmp_path_factory.mktemp("store")), world)
+    store = torch.distributed.FileStore(path + "/store", world.size)
+    torch.distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()

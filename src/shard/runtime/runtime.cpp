@@ -52,7 +52,9 @@ UnitCall Runtime::before_forward(Unit& unit) {
   if (replayed_region()) return recompute(unit);
   TORCH_CHECK(
       state().phase() != Phase::backward, "[shard] unit '", unit.name(),
-      "' is called in the backward: wrap what is computed again in sherd::recompute");
+      "' is called in the backward: wrap what is computed again in sherd::recompute (Python: in "
+      "sherd.checkpoint, or give torch's checkpoint use_reentrant=False and "
+      "context_fn=sherd.checkpoint_context)");
   // A recompute runs its forward without gradients; its backward comes later.
   const bool train = c10::GradMode::is_enabled() || recorded_region() != 0;
   const OutsideInference normal;

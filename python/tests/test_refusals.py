@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can't work on a sharded model raises at once, and says what to do instead."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import sherd
+from parity import Net, sample, shard, square
+
+
+def test_optimizers_over_the_modules_parameters():
+    net = shard(Net())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1)
+    square(net, sample(0, 0)).backward()
+    with pytest.raises(ValueError, match=r"sherd\.parameters\(model\)"):
+        optimizer.step()
+    plain = torch.nn.Linear(1, 1)
+    torch.optim.AdamW(plain.parameters()).step()
+
+
+def test_clipping_this_ranks_gradients():
+    net = shard(Net())
+    square(net, sample(0, 0)).backward()
+    for parameters in (net.parameters(), sherd.parameters(net)):
+        with pytest.raises(ValueError, match=r"sherd\.clip_grad_norm_"):
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    plain = torch.nn.Linear(1, 1)
+    plain(torch.ones(1)).backward()
+    assert torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e-3) > 1e-3
+
+
+def test_copies_pickles_moves_and_new_parameters():
+    net = shard(Net())
+    with pytest.raises(RuntimeError, match="copy it before"):
+        copy.deepcopy(net)
+    with pytest.raises(RuntimeError, match="sherd.save"):
+        pickle.dumps(net)
+    for move in (lambda: net.half(), lambda: net.to("cpu"), lambda: torch.nn.Sequential(net).double()):
+        with pytest.raises(RuntimeError, match="precision="):
+            move()
+    with pytest.raises(RuntimeError, match="before fully_shard"):
+        net.extra = torch.nn.Parameter(torch.zeros(1))
+
+
+def test_released_parameters():
+    net = shard(Net())
+    square(net, sample(0, 0)).backward()
+    for read in (lambda: net.blocks[0].up.weight.sum(), lambda: net.blocks[0].forward(sample(0, 0))):
+        with pytest.raises(RuntimeError, match="blocks.0"):
+            read()
+
+
+def test_optimizers_of_torch_with_a_closure():
+    net = shard(Net())
+    optimizer = torch.optim.SGD(sherd.parameters(net), lr=0.1)
+    with pytest.raises(ValueError, match="no closure"):
+        optimizer.step(lambda: square(net, sample(0, 0)).backward())
+    with pytest.raises(ValueError, match="no closure"):
+        sherd.AdamW(net).step(lambda: None)
+
+
+def test_settings_of_adamw_that_can_not_change():
+    net = shard(Net())
+    optimizer = sherd.AdamW(net)
+    square(net, sample(0, 0)).backward()
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    with pytest.raises(ValueError, match="weight_decay"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="rules"):
+        optimizer.add_param_group({"params": [torch.zeros(1)]})
+    with pytest.raises(ValueError, match="lr is -1"):
+        sherd.AdamW(net, lr=-1)
+
+
+def test_a_step_before_its_backwards():
+    net = shard(Net())
+    optimizer = sherd.AdamW(net)
+    sherd.micro_batches(net, 2)
+    square(net, sample(0, 0)).backward()
+    with pytest.raises(RuntimeError, match="1 of the 2 backwards"):
+        optimizer.step()
+    square(net, sample(0, 0)).backward()
+    optimizer.step()
+
+
+def test_parameters_that_can_not_be_sharded():
+    class Lazy(Net):
+        def __init__(self):
+            super().__init__()
+            self.lazy = torch.nn.LazyLinear(3)
+
+    with pytest.raises(ValueError, match="'lazy.weight' has no shape"):
+        sherd.fully_shard(Lazy())
+    with pytest.raises(ValueError, match="output_dtype"):
+        sherd.fully_shard(
+            Net(), precision=torch.distributed.fsdp.MixedPrecisionPolicy(output_dtype=torch.float32)
+        )
+
+
+def test_meshes_that_do_not_have_all_ranks(process_group, world):
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    named = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
+    with pytest.raises(ValueError, match="'tp'"):
+        sherd.fully_shard(Net(), mesh=named)
+    if world.size > 1:
+        backwards = DeviceMesh("cpu", list(reversed(range(world.size))))
+        with pytest.raises(ValueError, match="in their order"):
+            sherd.fully_shard(Net(), mesh=backwards)
+
+
+def test_another_version_of_torch(world):
+    if world.rank > 0:
+        return
+    code = "import torch; torch.__version__ = '1.0'; import sherd"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI", "PMIX"))}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert f"built with torch {torch.__version__}, but torch 1.0 is imported" in result.stderr
