@@ -148,6 +148,9 @@ Mesh Mesh::flatten(const std::vector<std::string>& axes, const std::string& name
     }
   }
   check_axes(kept);
+  // As in new_communicator().
+  const c10::impl::ForceDispatchKeyGuard no_scopes(
+      c10::default_included_set, c10::default_excluded_set);
   flat->communicator = world_.communicator().split(flat->ranks, name);
   return {world_, std::move(kept), std::move(lines)};
 }

@@ -9,59 +9,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/meta_target.h"
-#include "kernels/nn/rope.h"
+#include "nn/packed_heads.h"
 
 namespace sherd {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// Queries, keys and values as views, [B, heads, S, d] each.
-struct Views {
-  at::Tensor query_BHSd;
-  at::Tensor key_BKSd;
-  at::Tensor value_BKSd;
-};
-
-at::Tensor heads_of(const at::Tensor& packed, int64_t first, int64_t count, int64_t head_dim) {
-  return packed.narrow(-1, first * head_dim, count * head_dim).unflatten(-1, {count, head_dim});
-}
-
-Views views_of(const at::Tensor& packed, const AttentionShape& shape) {
-  const auto [H, K, d] = std::tuple(shape.heads, shape.kv_heads, shape.head_dim);
-  return {
-      heads_of(packed, 0, H, d).transpose(1, 2), heads_of(packed, H, K, d).transpose(1, 2),
-      heads_of(packed, H + K, K, d).transpose(1, 2)};
-}
-
-/// Queries and keys, which lie one after the other.
-void turn(
-    const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary, bool back) {
-  if (!rotary.cosine.defined()) return;
-  const auto both = heads_of(packed, 0, shape.heads + shape.kv_heads, shape.head_dim);
-  rope({both, both, rotary.cosine, rotary.sine, back});
-}
-
-/// cuDNN's own layout: heads innermost but one, so that what comes out needs no copy.
-at::Tensor empty_heads(const at::Tensor& like, int64_t heads, int64_t head_dim) {
-  return at::empty({like.size(0), like.size(1), heads, head_dim}, like.options()).transpose(1, 2);
-}
-
-bool suits_cudnn(const at::Tensor& packed, const AttentionShape& shape) {
-  const bool narrow = packed.scalar_type() == at::kBFloat16 || packed.scalar_type() == at::kHalf;
-  return narrow && shape.head_dim % 8 == 0 && shape.head_dim <= 128;
-}
-
-/// Whether cuDNN runs it on the device that is meant.
-bool runs_by_cudnn(const at::Tensor& packed, const AttentionShape& shape) {
-  const bool on_gpu = packed.is_meta() ? needs_device_tables(packed.device()) : packed.is_cuda();
-  return on_gpu && suits_cudnn(packed, shape);
-}
 
 /// Products on packed memory by cuDNN; on the meta device, what they allocate.
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
@@ -70,8 +26,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
       const at::Tensor& packed,
       const AttentionShape& shape,
       const RotaryTables& rotary) {
-    turn(packed, shape, rotary, /*back=*/false);
-    const auto [query, key, value] = views_of(packed, shape);
+    rotate(packed, shape, rotary, /*back=*/false);
+    const auto [query, key, value] = heads_of(packed, shape);
     at::Tensor out_BHSd, sums, seed, offset;
     if (packed.is_meta()) {
       out_BHSd = empty_heads(packed, shape.heads, shape.head_dim);
@@ -100,7 +56,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     const AttentionShape shape{
         context->saved_data["heads"].toInt(), context->saved_data["kv_heads"].toInt(),
         context->saved_data["head_dim"].toInt(), context->saved_data["causal"].toBool()};
-    const auto [query, key, value] = views_of(packed, shape);
+    const auto [query, key, value] = heads_of(packed, shape);
     const auto gradient_BHSd =
         gradients[0].unflatten(-1, {shape.heads, shape.head_dim}).transpose(1, 2);
     at::Tensor of_query, of_key, of_value;
@@ -118,7 +74,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
         {of_query.transpose(1, 2).flatten(2), of_key.transpose(1, 2).flatten(2),
          of_value.transpose(1, 2).flatten(2)},
         -1);
-    turn(whole, shape, {saved[5], saved[6]}, /*back=*/true);
+    rotate(whole, shape, {saved[5], saved[6]}, /*back=*/true);
     return {whole, at::Tensor(), at::Tensor()};
   }
 };
@@ -158,32 +114,13 @@ at::Tensor turned(const at::Tensor& x_BHSd, const RotaryTables& rotary) {
   return x_BHSd * table(rotary.cosine) + at::cat({-halves[1], halves[0]}, -1) * table(rotary.sine);
 }
 
-void check(const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary) {
-  TORCH_CHECK_VALUE(
-      packed.dim() == 3 && shape.heads > 0 && shape.kv_heads > 0 &&
-          shape.heads % shape.kv_heads == 0 &&
-          packed.size(2) == (shape.heads + 2 * shape.kv_heads) * shape.head_dim,
-      "[nn] attention of ", packed.sizes(), " with ", shape.heads, " heads, ", shape.kv_heads,
-      " of keys and values, of ", shape.head_dim,
-      ": packed are [B, S, (heads + 2 kv_heads) head_dim], and kv_heads divide heads");
-  if (!rotary.cosine.defined()) return;
-  for (const auto* table : {&rotary.cosine, &rotary.sine}) {
-    TORCH_CHECK_VALUE(
-        table->defined() && table->dim() == 2 && table->size(0) >= packed.size(1) &&
-            2 * table->size(1) == shape.head_dim && table->scalar_type() == at::kFloat &&
-            table->is_contiguous(),
-        "[nn] attention over ", packed.size(1), " positions of ", shape.head_dim,
-        ": rotary tables are [at least as many positions, head_dim / 2], fp32 and dense");
-  }
-}
-
 }  // namespace
 
 at::Tensor attention(
     const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary) {
-  check(packed, shape, rotary);
+  check_attention(packed, shape, rotary);
   if (runs_by_cudnn(packed, shape)) return AttentionFunction::apply(packed, shape, rotary);
-  const auto [query, key, value] = views_of(packed, shape);
+  const auto [query, key, value] = heads_of(packed, shape);
   const auto turned_query = turned(query, rotary);
   const auto turned_key = turned(key, rotary);
   const auto mixed_BHSd =

@@ -42,6 +42,16 @@ int64_t sequences_of(const at::Tensor& x) {
   return c10::multiply_integers(x.sizes().slice(0, static_cast<size_t>(x.dim()) - 2));
 }
 
+/// The loads of the experts over whole sequences, of which these ranks have equal parts.
+at::Tensor loads_of_sequences(
+    const Routing& routing, int64_t sequences, const std::vector<Exchange>& ranks) {
+  auto loads_BE = expert_loads(routing, sequences);
+  for (const auto& line : ranks) {
+    loads_BE = line.sum_numbers(loads_BE).div_(static_cast<double>(line.size()));
+  }
+  return loads_BE;
+}
+
 /// The products of all experts with one parameter, [E, M, K].
 class ExpertProducts {
  public:
@@ -95,7 +105,8 @@ class ExpertsBackward {
     kEnds,
     kOrder,          // of rows that arrive from ranks
     kExpertWeights,  // of rows that arrive; undefined if none do
-    kExpertEnds      // of this rank's experts
+    kExpertEnds,     // of this rank's experts
+    kLoads           // of whole sequences; undefined if this rank's tokens are whole sequences
   };
 
   explicit ExpertsBackward(AutogradContext* context)
@@ -166,7 +177,10 @@ class ExpertsBackward {
       variable_list& result) const {
     const auto& router = saved_[kRouterWeight];
     const int64_t sequences = sequences_of(saved_[kSum]);
-    const auto d_logits_TE = routing_gradient(routing_, d_weight_R, d_balance, sequences);
+    const auto loads_BE = saved_[kLoads].defined() || !d_balance.defined()
+                              ? saved_[kLoads]
+                              : expert_loads(routing_, sequences);
+    const auto d_logits_TE = routing_gradient(routing_, d_weight_R, d_balance, loads_BE);
     if (wants(kRouter)) {
       result[kRouter] = weight_gradient(router, d_logits_TE, widened(rows_of(input_.y)));
     }
@@ -222,7 +236,8 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     // A choice between near equals must not depend on how products are rounded.
     const auto routing =
         route(at::mm(widened(y_TD), widened(router).t()), chosen.top_k, chosen.norm_top_k);
-    const auto balance = balance_loss(routing, expert_loads(routing, sequences_of(x)));
+    const auto loads_BE = loads_of_sequences(routing, sequences_of(x), chosen.sequence_ranks);
+    const auto balance = balance_loss(routing, loads_BE);
     const ExpertDispatch dispatch(ranks, routing.end_E, routing.token_R.size(0));
     auto input_XD = dispatch.to_experts(y_TD.to(dtype).index_select(0, routing.token_R));
     y_TD.reset();
@@ -249,7 +264,8 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
         {input.sum, norm, router, gate_up_weight, down_weight, input_XD,
          options.recompute_gate_up ? at::Tensor() : gate_up_XF, routing.chances_TE,
          routing.chosen_TK, routing.row_TK, routing.token_R, routing.weight_R, routing.end_E,
-         dispatch.order(), dispatch.moves() ? weight_X : at::Tensor(), dispatch.ends()});
+         dispatch.order(), dispatch.moves() ? weight_X : at::Tensor(), dispatch.ends(),
+         chosen.sequence_ranks.empty() ? at::Tensor() : loads_BE});
     context->saved_data["route"] =
         dispatch.moves() ? c10::IValue::make_capsule(dispatch.route()) : c10::IValue();
     context->saved_data["product_dtype"] = static_cast<int64_t>(dtype);

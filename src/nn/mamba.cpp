@@ -7,16 +7,14 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <tuple>
 
-#include "kernels/nn/causal_conv.h"
 #include "kernels/nn/gated_norm.h"
-#include "kernels/nn/state_space.h"
 #include "kernels/widened.h"
 #include "nn/fp8/products.h"
+#include "nn/mamba_scan.h"
 #include "nn/rows.h"
 #include "nn/weight_gradient.h"
 #include "sherd/nn/functional.h"
@@ -47,20 +45,6 @@ struct Parts {
   }
 };
 
-/// The parts of what the convolution returns, or of its gradient.
-struct Mixed {
-  at::Tensor x_BSHP, write_BSGN, read_BSGN;
-  Mixed(const at::Tensor& conv_BSC, const MambaShape& shape) {
-    const int64_t inner = shape.inner(), keys = shape.groups * shape.state;
-    const auto part = [&](int64_t first, int64_t count, int64_t heads) {
-      return conv_BSC.narrow(-1, first, count).unflatten(-1, {heads, -1});
-    };
-    x_BSHP = part(0, inner, shape.heads);
-    write_BSGN = part(inner, keys, shape.groups);
-    read_BSGN = part(inner + keys, keys, shape.groups);
-  }
-};
-
 /// The parameters in the order of the function's arguments, first those that are used in the dtype
 /// of the math.
 enum Parameter : size_t {
@@ -77,26 +61,14 @@ enum Parameter : size_t {
 class Mixer {
  public:
   Mixer(const at::Tensor& packed, const variable_list& parameters, const MambaShape& shape)
-      : shape_(shape), packed_(packed), parts_(packed, shape) {
+      : shape_(shape), parts_(packed, shape) {
     for (const auto& parameter : parameters) wide_.push_back(widened(parameter).contiguous());
   }
 
-  CausalConv conv() const {
-    return {
-        parts_.channels_BSC, wide_[kFilter].view({shape_.channels(), shape_.width}),
-        wide_[kFilterBias]};
-  }
-  at::Tensor convolved() const {
-    auto result = at::empty(parts_.channels_BSC.sizes(), packed_.options());
-    causal_conv_forward(conv(), result);
-    return result;
-  }
-  StateSpace space(const at::Tensor& conv_BSC) const {
-    const Mixed mixed(conv_BSC, shape_);
-    return {mixed.x_BSHP,     parts_.step_BSH,
-            mixed.write_BSGN, mixed.read_BSGN,
-            wide_[kStepBias], wide_[kDecayLog],
-            wide_[kThrough],  std::min(shape_.chunk, std::max<int64_t>(packed_.size(1), 1))};
+  MambaScan scan() const {
+    return {shape_,           parts_.channels_BSC, parts_.step_BSH,
+            wide_[kFilter],   wide_[kFilterBias],  wide_[kStepBias],
+            wide_[kDecayLog], wide_[kThrough]};
   }
   /// Of rows [T, I].
   GatedNorm norm(const at::Tensor& y_BSHP) const {
@@ -108,19 +80,9 @@ class Mixer {
 
  private:
   MambaShape shape_;
-  at::Tensor packed_;
   Parts parts_;
   variable_list wide_;
 };
-
-/// Gives a small parameter's gradient to its unit's buffer, or returns it if it has none.
-at::Tensor delivered(const at::Tensor& parameter, const at::Tensor& gradient) {
-  const auto target = gradient_target(parameter);
-  if (!target) return gradient.view(parameter.sizes()).to(parameter.scalar_type());
-  const auto values = gradient.view(target->buffer.sizes());
-  target->overwrite ? target->buffer.copy_(values) : target->buffer.add_(values);
-  return {};
-}
 
 /// The projection at the end, with a weight in fp8 or not.
 class OutputProduct {
@@ -185,9 +147,9 @@ struct MambaFunction : torch::autograd::Function<MambaFunction> {
     const Mixer mixer(packed, parameters, shape);
     const auto y_BSHP =
         at::empty({sequences, positions, shape.heads, shape.head_dim}, packed.options());
-    auto conv_BSC = mixer.convolved();
+    auto conv_BSC = mixer.scan().convolved();
     const auto states = [&] {
-      const auto space = mixer.space(conv_BSC);
+      const auto space = mixer.scan().space(conv_BSC);
       const auto result = at::empty(
           {sequences, space.chunks(), shape.heads, shape.head_dim, shape.state}, packed.options());
       state_space_forward(space, y_BSHP, result);
@@ -232,14 +194,14 @@ struct MambaFunction : torch::autograd::Function<MambaFunction> {
           mixer.norm(y_BSHP), dy_TI, {dy_TI, into.gate_BSI.flatten(0, 1), of[kNorm], normed_TI});
       if (wanted) result[kOutput + 1] = product.weight_gradient(gradient, normed_TI);
     }
-    const auto conv_BSC = kept_conv_BSC.defined() ? kept_conv_BSC : mixer.convolved();
+    const auto conv_BSC = kept_conv_BSC.defined() ? kept_conv_BSC : mixer.scan().convolved();
     const auto d_conv_BSC = at::empty_like(conv_BSC);
-    const Mixed d_mixed(d_conv_BSC, shape);
+    const MambaMixed d_mixed(d_conv_BSC, shape);
     state_space_backward(
-        mixer.space(conv_BSC), states, dy_TI.view(y_BSHP.sizes()),
+        mixer.scan().space(conv_BSC), states, dy_TI.view(y_BSHP.sizes()),
         {d_mixed.x_BSHP, into.step_BSH, d_mixed.write_BSGN, d_mixed.read_BSGN, of[kStepBias],
          of[kDecayLog], of[kThrough]});
-    const auto conv = mixer.conv();
+    const auto conv = mixer.scan().conv();
     causal_conv_backward(
         conv, d_conv_BSC,
         {into.channels_BSC, of[kFilter].view(conv.filter.sizes()), of[kFilterBias]});
@@ -251,27 +213,33 @@ struct MambaFunction : torch::autograd::Function<MambaFunction> {
   }
 };
 
-void check(const at::Tensor& packed, const MambaParameters& all, const MambaShape& shape) {
+}  // namespace
+
+void check_mamba(
+    const char* operation,
+    const at::Tensor& packed,
+    const MambaParameters& all,
+    const MambaShape& shape) {
   TORCH_CHECK_VALUE(
       shape.heads > 0 && shape.head_dim > 0 && shape.groups > 0 && shape.state > 0 &&
           shape.chunk > 0 && shape.heads % shape.groups == 0 && shape.norm_groups > 0 &&
           shape.inner() % shape.norm_groups == 0 && shape.width > 0 &&
           shape.width <= kMostConvWidth,
-      "[nn] mamba_mixer with ", shape.heads, " heads of ", shape.head_dim, " dims in ",
+      "[nn] ", operation, " with ", shape.heads, " heads of ", shape.head_dim, " dims in ",
       shape.groups, " groups, a state of ", shape.state, ", ", shape.norm_groups,
       " norms, chunks of ", shape.chunk, " and a filter of ", shape.width,
       ": groups divide the heads, norms the inner width, and a filter has at most ", kMostConvWidth,
       " positions");
   TORCH_CHECK_VALUE(
       packed.dim() == 3 && packed.size(-1) == shape.inner() + shape.channels() + shape.heads,
-      "[nn] mamba_mixer of ", packed.sizes(), ": it takes [B, S, ",
+      "[nn] ", operation, " of ", packed.sizes(), ": it takes [B, S, ",
       shape.inner() + shape.channels() + shape.heads, "]");
   TORCH_CHECK_VALUE(
-      is_float16_or_wider(packed.scalar_type()), "[nn] mamba_mixer of ", packed.scalar_type(),
+      is_float16_or_wider(packed.scalar_type()), "[nn] ", operation, " of ", packed.scalar_type(),
       ": use floating point of 16 bits or more");
-  const auto expect = [](const at::Tensor& parameter, const char* name, int64_t count) {
+  const auto expect = [operation](const at::Tensor& parameter, const char* name, int64_t count) {
     TORCH_CHECK_VALUE(
-        parameter.numel() == count, "[nn] mamba_mixer has a ", name, " of ", parameter.sizes(),
+        parameter.numel() == count, "[nn] ", operation, " has a ", name, " of ", parameter.sizes(),
         ": it has ", count, " elements");
   };
   expect(all.filter, "filter", shape.channels() * shape.width);
@@ -281,18 +249,16 @@ void check(const at::Tensor& packed, const MambaParameters& all, const MambaShap
   expect(all.through, "through", shape.heads);
   expect(all.norm_weight, "norm_weight", shape.inner());
   TORCH_CHECK_VALUE(
-      all.output.dim() == 2 && all.output.size(1) == shape.inner(),
-      "[nn] mamba_mixer has an output of ", all.output.sizes(), ": it is [D, ", shape.inner(), "]");
+      all.output.dim() == 2 && all.output.size(1) == shape.inner(), "[nn] ", operation,
+      " has an output of ", all.output.sizes(), ": it is [D, ", shape.inner(), "]");
 }
-
-}  // namespace
 
 at::Tensor mamba_mixer(
     const at::Tensor& packed,
     const MambaParameters& parameters,
     const MambaShape& shape,
     bool recompute_conv) {
-  check(packed, parameters, shape);
+  check_mamba("mamba_mixer", packed, parameters, shape);
   return MambaFunction::apply(
       packed, parameters.filter, parameters.filter_bias, parameters.step_bias, parameters.decay_log,
       parameters.through, parameters.norm_weight, parameters.output, shape, recompute_conv);

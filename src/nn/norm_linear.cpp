@@ -13,7 +13,9 @@
 #include "nn/fp8/functions.h"
 #include "nn/normed_rows.h"
 #include "nn/rows.h"
+#include "nn/shared_rows.h"
 #include "nn/weight_gradient.h"
+#include "sherd/nn/linear.h"
 
 namespace sherd {
 namespace {
@@ -39,33 +41,41 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
       const at::Tensor& norm_weight,
       const at::Tensor& weight,
       const std::optional<at::Tensor>& residual,
-      double epsilon) {
+      double epsilon,
+      const std::optional<Exchange>& ranks) {
     const auto rows = norm_rows(x, residual.value_or(at::Tensor()), norm_weight, epsilon);
     const auto dtype = product_dtype(x);
-    auto sizes = x.sizes().vec();
+    const SharedRows shared(ranks);
+    auto sizes = shared.gathered_sizes(x);
     sizes.back() = weight.size(0);
     context->set_materialize_grads(false);
     context->save_for_backward({rows.sum, norm_weight, weight});
     context->saved_data["epsilon"] = epsilon;
     context->saved_data["residual"] = residual.has_value();
-    return {rows.sum, at::mm(rows_of(rows.y.to(dtype)), weight.to(dtype).t()).view(sizes)};
+    shared.keep(*context);
+    const auto y = shared.gather(rows.y.to(dtype));
+    return {rows.sum, at::mm(rows_of(y), weight.to(dtype).t()).view(sizes)};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_derivative("norm_linear");
     const bool adds = context->saved_data["residual"].toBool();
-    if (!gradients[1].defined()) return passed_on(gradients[0], adds, 3, 5);
     const auto saved = context->get_saved_variables();
-    const auto rows = norm_rows(saved[0], {}, saved[1], context->saved_data["epsilon"].toDouble());
     const auto& weight = saved[2];
-    const auto gradient_TF = rows_of(gradients[1]);
+    const SharedRows shared(*context);
+    const auto gradient = shared.present(gradients[1], saved[0], weight.size(0));
+    if (!gradient.defined()) return passed_on(gradients[0], adds, 3, 6);
+    const auto rows = norm_rows(saved[0], {}, saved[1], context->saved_data["epsilon"].toDouble());
+    const auto gradient_TF = rows_of(gradient);
     const auto dtype = gradient_TF.scalar_type();
-    variable_list result(5);
+    variable_list result(6);
     if (context->needs_input_grad(2)) {
-      result[2] = weight_gradient(weight, gradient_TF, rows_of(rows.y.to(dtype)));
+      const auto y = shared.gather(rows.y.to(dtype));
+      result[2] = weight_gradient(weight, gradient_TF, rows_of(y));
     }
-    const auto y_gradient =
-        at::mm(gradient_TF, weight.to(dtype)).view(saved[0].sizes()).to(saved[0].scalar_type());
+    const auto d_gathered_y =
+        at::mm(gradient_TF, weight.to(dtype)).view(shared.gathered_sizes(saved[0]));
+    const auto y_gradient = shared.scatter_sum(d_gathered_y).to(saved[0].scalar_type());
     result[0] = norm_rows_gradient(
         rows, saved[1], y_gradient, gradients[0], context->needs_input_grad(1), result[1]);
     if (adds) result[3] = result[0];
@@ -82,10 +92,14 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
       const at::Tensor& down_weight,
       const std::optional<at::Tensor>& residual,
       double epsilon,
-      const FeedForwardOptions& options) {
+      const FeedForwardOptions& options,
+      const std::optional<Exchange>& ranks) {
     const auto dtype = product_dtype(x);
+    const SharedRows shared(ranks);
+    shared.keep(*context);
     auto rows = norm_rows(x, residual.value_or(at::Tensor()), norm_weight, epsilon);
-    const auto gate_up_TF = at::mm(rows_of(rows.y.to(dtype)), gate_up_weight.to(dtype).t());
+    const auto gate_up_TF =
+        at::mm(rows_of(shared.gather(rows.y.to(dtype))), gate_up_weight.to(dtype).t());
     rows.y.reset();
     context->set_materialize_grads(false);
     context->save_for_backward(
@@ -100,7 +114,8 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
     const auto activation_TF =
         at::empty({gate_up_TF.size(0), down_weight.size(1)}, gate_up_TF.options());
     swiglu_forward(gate_up_TF, activation_TF);
-    auto result = at::mm(activation_TF, down_weight.to(dtype).t()).view(x.sizes());
+    auto result = shared.scatter_sum(
+        at::mm(activation_TF, down_weight.to(dtype).t()).view(shared.gathered_sizes(x)));
     if (options.adds_sum) result = rows.sum + result;
     return {rows.sum, result};
   }
@@ -108,27 +123,30 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_derivative("norm_feed_forward");
     const bool adds = context->saved_data["residual"].toBool();
-    if (!gradients[1].defined()) return passed_on(gradients[0], adds, 4, 7);
+    const auto saved = context->get_saved_variables();
+    const SharedRows shared(*context);
+    const auto gradient = shared.present(gradients[1], saved[0], saved[0].size(-1));
+    if (!gradient.defined()) return passed_on(gradients[0], adds, 4, 8);
     auto sum_gradient = gradients[0];
     if (context->saved_data["adds_sum"].toBool()) {
-      sum_gradient = sum_gradient.defined() ? sum_gradient + gradients[1] : gradients[1];
+      sum_gradient = sum_gradient.defined() ? sum_gradient + gradient : gradient;
     }
-    const auto saved = context->get_saved_variables();
     const auto& gate_up_weight = saved[2];
     const auto& down_weight = saved[3];
     // Under autocast the sum may be wider than the products.
     const auto dtype = static_cast<c10::ScalarType>(context->saved_data["product_dtype"].toInt());
-    const auto gradient_TD = rows_of(gradients[1]).to(dtype);
+    const auto gradient_TD = rows_of(shared.gather(gradient.to(dtype)));
     const auto narrow_gate_up = gate_up_weight.to(dtype);
     const bool recomputed = !saved[4].defined();
-    const auto again = [&] {
-      return norm_rows(saved[0], {}, saved[1], context->saved_data["epsilon"].toDouble());
-    };
     NormedRows rows;
-    if (recomputed) rows = again();
-    const auto gate_up_TF =
-        recomputed ? at::mm(rows_of(rows.y.to(dtype)), narrow_gate_up.t()) : saved[4];
-    variable_list result(7);
+    at::Tensor y;
+    const auto recompute_rows = [&] {
+      rows = norm_rows(saved[0], {}, saved[1], context->saved_data["epsilon"].toDouble());
+      y = shared.gather(rows.y.to(dtype));
+    };
+    if (recomputed) recompute_rows();
+    const auto gate_up_TF = recomputed ? at::mm(rows_of(y), narrow_gate_up.t()) : saved[4];
+    variable_list result(8);
     const bool in_place = recomputed || context->saved_data["overwrites"].toBool();
     const auto d_gate_up_TF = in_place ? gate_up_TF : at::empty_like(gate_up_TF);
     {
@@ -139,18 +157,29 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
         result[3] = weight_gradient(down_weight, gradient_TD, place_TF);
       }
     }
-    if (!recomputed) rows = again();
+    if (!recomputed) recompute_rows();
     if (context->needs_input_grad(2)) {
-      result[2] = weight_gradient(gate_up_weight, d_gate_up_TF, rows_of(rows.y.to(dtype)));
+      result[2] = weight_gradient(gate_up_weight, d_gate_up_TF, rows_of(y));
     }
-    const auto y_gradient =
-        at::mm(d_gate_up_TF, narrow_gate_up).view(saved[0].sizes()).to(saved[0].scalar_type());
+    y.reset();
+    const auto d_gathered_y =
+        at::mm(d_gate_up_TF, narrow_gate_up).view(shared.gathered_sizes(saved[0]));
+    const auto y_gradient = shared.scatter_sum(d_gathered_y).to(saved[0].scalar_type());
     result[0] = norm_rows_gradient(
         rows, saved[1], y_gradient, sum_gradient, context->needs_input_grad(1), result[1]);
     if (adds) result[4] = result[0];
     return result;
   }
 };
+
+/// Returns x + residual and its norm, with the rows of all ranks. For weights in fp8, whose fused
+/// functions know no other ranks.
+std::tuple<at::Tensor, at::Tensor> gathered_norm(
+    const at::Tensor& x, const std::optional<at::Tensor>& residual, const NormOptions& norm) {
+  auto [sum, y] = residual ? add_rms_norm(x, *residual, norm.weight, norm.epsilon)
+                           : std::tuple(x, rms_norm(x, norm.weight, norm.epsilon));
+  return {sum, norm.ranks->gather_rows(y, -2)};
+}
 
 }  // namespace
 
@@ -164,9 +193,13 @@ std::tuple<at::Tensor, at::Tensor> norm_linear(
       weight.dim() == 2 && weight.size(1) == x.size(-1), "[nn] norm_linear of ", x.sizes(),
       " with a weight of ", weight.sizes(), ": they are [.., D] and [F, D]");
   if (fp8_weight(weight)) {
+    if (norm.ranks) {
+      const auto [sum, y] = gathered_norm(mine, other, norm);
+      return {sum, sherd::linear(y, weight)};
+    }
     return fp8_norm_linear(mine, other.value_or(at::Tensor()), norm, weight);
   }
-  auto both = NormLinearFunction::apply(mine, norm.weight, weight, other, norm.epsilon);
+  auto both = NormLinearFunction::apply(mine, norm.weight, weight, other, norm.epsilon, norm.ranks);
   return {std::move(both[0]), std::move(both[1])};
 }
 
@@ -185,11 +218,17 @@ std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
       "[nn] norm_feed_forward of ", x.sizes(), " with weights of ", gate_up_weight.sizes(), " and ",
       down_weight.sizes(), ": they are [.., D], [2F, D] and [D, F]");
   if (are_both_fp8("norm_feed_forward", gate_up_weight, down_weight)) {
+    if (norm.ranks) {
+      const auto [sum, y] = gathered_norm(mine, other, norm);
+      const auto result = norm.ranks->scatter_sum(
+          feed_forward(y, gate_up_weight, down_weight, options.recompute_gate_up), -2);
+      return {sum, options.adds_sum ? sum + result : result};
+    }
     return fp8_feed_forward(
         mine, other.value_or(at::Tensor()), norm, gate_up_weight, down_weight, options);
   }
   auto both = NormFeedForwardFunction::apply(
-      mine, norm.weight, gate_up_weight, down_weight, other, norm.epsilon, options);
+      mine, norm.weight, gate_up_weight, down_weight, other, norm.epsilon, options, norm.ranks);
   return {std::move(both[0]), std::move(both[1])};
 }
 

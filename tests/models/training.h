@@ -19,7 +19,7 @@
 namespace sherd::testing {
 
 constexpr int64_t kVocab = 48;
-constexpr int64_t kSeq = 20;
+constexpr int64_t kSeq = 24;
 constexpr int64_t kSteps = 3;
 
 /// One sequence of a step; for a model that sees, some have an image.
@@ -29,8 +29,10 @@ Batch sample(int64_t step, int64_t number, bool sees, c10::Device device);
 struct TrainingOptions {
   World world;
   Placement placement{Strategy::optim_grads_params};
-  Placement experts{Strategy::optim_grads_params};  ///< of those that ranks share
+  Placement experts{Strategy::optim_grads_params};  ///< of what ranks have parts of
   int64_t outer = 1;                                ///< groups of ranks
+  int64_t cp = 1;                                   ///< ranks that have chunks of each sequence
+  int64_t tp = 1;                                   ///< ranks that have parts of the weights
   bool sees = false;                                ///< samples have images
 };
 
@@ -39,25 +41,32 @@ class Training {
   using Make = std::function<std::shared_ptr<LanguageModel>(const LlamaOptions&)>;
 
   Training(const Make& make, LlamaOptions base, const TrainingOptions& options);
-  /// Samples `first` to `last` of each step, one micro-batch each; the losses.
+  /// Samples `first` to `last` of each step, one micro-batch each; the losses of this rank's part.
   std::vector<double> train(int64_t samples, int64_t first, int64_t last);
+  /// As many samples for each group of ranks that share sequences; the sum of the ranks' losses.
+  std::vector<double> train_shared(int64_t samples);
 
   /// All whole parameters by name.
   std::map<std::string, at::Tensor> parameters() const;
   LanguageModel& model() { return *model_; }
   AdamW& optimizer() { return *optimizer_; }
   SlicesOf slices() const;
+  /// The gradients' norm in each step of the last training.
+  const std::vector<double>& norms() const { return norms_; }
+  /// Number of groups of ranks that share sequences.
+  int64_t groups() const { return world_.size() / sharing_; }
 
  private:
   World world_;
   bool sees_;
+  int64_t sharing_;  // ranks that share sequences
   std::shared_ptr<LanguageModel> model_;
   std::optional<AdamW> optimizer_;
+  std::vector<double> norms_;
 };
 
-/// Trains `together` on two samples of each rank and `alone` on all of them, and expects the same
-/// losses and the same
-/// parameters.
+/// Trains `together` on two samples of each rank, or group of ranks that share sequences, and
+/// `alone` on all of them, and expects the same losses, gradients' norm and parameters.
 void expect_learns_alike(Training& together, Training& alone);
 
 }  // namespace sherd::testing

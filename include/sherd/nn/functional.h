@@ -10,7 +10,9 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <tuple>
+#include <vector>
 
 #include "sherd/export.h"
 #include "sherd/nn/exchange.h"
@@ -83,6 +85,10 @@ SHERD_API std::tuple<at::Tensor, at::Tensor> add_rms_norm(
 struct NormOptions {
   at::Tensor weight;      ///< [D]
   double epsilon = 1e-5;  ///< added to the mean square
+  /// Tensor parallelism: ranks that have an equal number of rows each, along dim −2, and each its
+  /// part of the weights. The normed rows of all are gathered before the product; norm_experts has
+  /// no use for it. Default: this rank's rows and weights are all.
+  std::optional<Exchange> ranks{};
 };
 
 /// Returns {sum, product}: sum = x + residual (x, if the residual is undefined) and product =
@@ -91,6 +97,9 @@ struct NormOptions {
 /// linear(). Second derivatives throw, and so do shapes and dtypes that don't fit.
 ///
 /// For the backward it keeps the sum alone, with bf16 2·D bytes a token, and recomputes the norm.
+///
+/// With NormOptions::ranks, x and the sum are this rank's rows and the product has those of all
+/// ranks. Rows are gathered again in the backward, not kept (with a weight in fp8 they are kept).
 SHERD_API std::tuple<at::Tensor, at::Tensor> norm_linear(
     const at::Tensor& x,
     const at::Tensor& residual,
@@ -141,6 +150,11 @@ struct FeedForwardOptions {
 ///
 /// For the backward it keeps the sum and the product with gate_up, with bf16 2·D + 4·F bytes a
 /// token; with `recompute_gate_up` the sum alone.
+///
+/// With NormOptions::ranks, each rank has an equal part of the width F: those rows of gate and of
+/// up, and those columns of down. x, the sum and the result are this rank's rows; what the ranks'
+/// parts give for them is added. Rows are gathered again in the backward, not kept (with weights in
+/// fp8 they are kept).
 SHERD_API std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
     const at::Tensor& x,
     const at::Tensor& residual,
@@ -168,6 +182,9 @@ struct RoutingOptions {
   int64_t top_k;  ///< number of experts of a token
   /// The weights of a token's experts are their chances over the sum of these; else their chances.
   bool norm_top_k;
+  /// Ranks that have other tokens of the same sequences, as many each: the balance is that of whole
+  /// sequences, and each rank's is the part of its tokens.
+  std::vector<Exchange> sequence_ranks{};
 };
 
 /// The result of norm_experts().
@@ -244,6 +261,28 @@ struct RotaryTables {
 SHERD_API at::Tensor attention(
     const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary = {});
 
+// Note [Chunks of a sequence]
+// With context parallelism n ranks share each sequence. If each had one piece of it, causal
+// attention would give the last rank almost twice the mean work. So the sequence is cut into 2n
+// equal chunks, of which rank r has the chunks r and 2n − 1 − r, one after the other: the work of
+// both together is the same on all ranks.
+
+/// Returns the entries of x along `dim`, which are the positions of whole sequences, that this rank
+/// has. Throws unless 2n divides that dim.
+SHERD_API at::Tensor context_part(const at::Tensor& x, int64_t dim, const Exchange& ranks);
+
+/// Returns attention() for this rank's part of the positions (context_part()), which see those of
+/// all ranks before them. Keys and values are gathered in one exchange, again in the backward; the
+/// rotary tables are those of this rank's positions. The chunks' results are joined by the
+/// logarithms of their sums, so nothing of the size S × S is written. For the backward it keeps
+/// what attention() keeps in cuDNN. Throws unless it is causal and, on a GPU, for dtypes and heads
+/// that don't run in cuDNN.
+SHERD_API at::Tensor context_attention(
+    const at::Tensor& packed,
+    const AttentionShape& shape,
+    const RotaryTables& rotary,
+    const Exchange& ranks);
+
 /// The heads and angles of rotary position embeddings, for queries, keys and values packed in this
 /// order in [B, S, (heads + 2 · kv_heads) · head_dim]. At each position, dims i and i + head_dim/2
 /// of a head are rotated by the angle whose cosine and sine are at [position, i].
@@ -314,6 +353,27 @@ SHERD_API at::Tensor mamba_mixer(
     const at::Tensor& packed,
     const MambaParameters& parameters,
     const MambaShape& shape,
+    bool recompute_conv = false);
+
+/// The ranks that share sequences with a rank: along `context` they have context_part() of each,
+/// along `tensor` equal parts of these, one after the other. Absent: one rank.
+struct MambaRanks {
+  std::optional<Exchange> context{};
+  std::optional<Exchange> tensor{};
+};
+
+/// Returns mamba_mixer() for this rank's part of the positions, [B, s, D] from [B, s, ..]. Between
+/// the projections each rank computes all positions for an equal part of the heads, which are
+/// exchanged along each axis before and after. Parameters are whole on every rank. Throws unless
+/// the ranks divide the heads, and the groups or the ranks divide the others.
+///
+/// For the backward it keeps what mamba_mixer() keeps, but of the channels and steps those of all
+/// positions for its heads.
+SHERD_API at::Tensor shared_mamba_mixer(
+    const at::Tensor& packed,
+    const MambaParameters& parameters,
+    const MambaShape& shape,
+    const MambaRanks& ranks,
     bool recompute_conv = false);
 
 }  // namespace sherd

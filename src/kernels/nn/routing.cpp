@@ -58,13 +58,14 @@ at::Tensor routing_gradient(
     const Routing& routing,
     const at::Tensor& d_weight_R,
     const at::Tensor& d_balance,
-    int64_t sequences) {
+    const at::Tensor& loads_BE) {
   const auto& chances_TE = routing.chances_TE;
   auto d_chances_TE = at::zeros_like(chances_TE);
   if (d_balance.defined()) {
+    const int64_t sequences = loads_BE.size(0);
     const int64_t tokens = chances_TE.size(0) / std::max<int64_t>(sequences, 1);
     d_chances_TE.view({sequences, tokens, chances_TE.size(1)})
-        .copy_((expert_loads(routing, sequences) * d_balance).unsqueeze(1));
+        .copy_((loads_BE * d_balance).unsqueeze(1));
   }
   if (d_weight_R.defined()) {
     const auto row_R = routing.row_TK.flatten();

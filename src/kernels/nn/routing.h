@@ -33,11 +33,11 @@ at::Tensor expert_loads(const Routing& routing, int64_t sequences);
 at::Tensor balance_loss(const Routing& routing, const at::Tensor& loads_BE);
 
 /// Returns the gradient of the logits. Either of the others may be undefined: the gradients of
-/// weight_R and of balance_loss().
+/// weight_R and of balance_loss(), whose loads are needed with it alone.
 at::Tensor routing_gradient(
     const Routing& routing,
     const at::Tensor& d_weight_R,
     const at::Tensor& d_balance,
-    int64_t sequences);
+    const at::Tensor& loads_BE);
 
 }  // namespace sherd

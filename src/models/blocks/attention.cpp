@@ -4,13 +4,33 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <c10/util/Exception.h>
 
 #include "models/blocks/feed_forward.h"
 #include "sherd/nn/functional.h"
 
 namespace sherd {
 
+namespace {
+
+/// Returns the heads that this rank has.
+AttentionShape part_of_heads(const AttentionOptions& options) {
+  const int64_t ranks = options.ranks.tp();
+  TORCH_CHECK_VALUE(
+      options.heads % ranks == 0 && options.kv_heads % ranks == 0, "[models] attention with ",
+      options.heads, " heads and ", options.kv_heads, " of keys and values on ", ranks,
+      " ranks along 'tp': the ranks must divide both; use fewer of them");
+  TORCH_CHECK_VALUE(
+      ranks == 1 || !options.qk_norm_across, "[models] attention with qk_norm_across on ", ranks,
+      " ranks along 'tp': queries and keys are normed over all heads, but a rank has only its "
+      "own; use one rank along 'tp'");
+  return {options.heads / ranks, options.kv_heads / ranks, options.head_dim, options.causal};
+}
+
+}  // namespace
+
 AttentionOptions attention_of(const LlamaOptions& options) {
+  const SequenceRanks ranks(options.mesh);
   return {
       .dim = options.dim,
       .heads = options.heads,
@@ -19,13 +39,20 @@ AttentionOptions attention_of(const LlamaOptions& options) {
       .qkv_bias = options.qkv_bias,
       .qk_norm = options.qk_norm ? std::optional(options.norm_eps) : std::nullopt,
       .qk_norm_across = options.qk_norm_across,
-      .rotary = RotaryOptions{options.head_dim, options.rope_theta, options.rope_scaling}};
+      .rotary =
+          RotaryOptions{
+              .head_dim = options.head_dim,
+              .theta = options.rope_theta,
+              .scaling = options.rope_scaling,
+              .context = ranks.context},
+      .ranks = ranks};
 }
 
-AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options) {
+AttentionImpl::AttentionImpl(const AttentionOptions& options)
+    : options_(options), shape_(part_of_heads(options)) {
   if (options.rotary) rotary_.emplace(*options.rotary);
-  const int64_t width = options.heads * options.head_dim;
-  const int64_t narrow = options.kv_heads * options.head_dim;
+  const int64_t width = shape_.heads * options.head_dim;
+  const int64_t narrow = shape_.kv_heads * options.head_dim;
   const auto packed = torch::nn::LinearOptions(options.dim, width + 2 * narrow);
   qkv = register_module("qkv", Linear(torch::nn::LinearOptions(packed).bias(options.qkv_bias)));
   if (options.qk_norm) {
@@ -39,9 +66,8 @@ AttentionImpl::AttentionImpl(const AttentionOptions& options) : options_(options
 }
 
 at::Tensor AttentionImpl::with_normed_heads(const at::Tensor& packed) {
-  const int64_t narrow = options_.kv_heads * options_.head_dim;
-  const auto parts =
-      packed.split_with_sizes({options_.heads * options_.head_dim, narrow, narrow}, -1);
+  const int64_t narrow = shape_.kv_heads * shape_.head_dim;
+  const auto parts = packed.split_with_sizes({shape_.heads * shape_.head_dim, narrow, narrow}, -1);
   const auto heads_of = [&](const at::Tensor& part) {
     return part.unflatten(-1, {-1, options_.qk_norm_across ? part.size(-1) : options_.head_dim});
   };
@@ -53,17 +79,23 @@ at::Tensor AttentionImpl::with_normed_heads(const at::Tensor& packed) {
 at::Tensor AttentionImpl::mixed(const at::Tensor& packed) {
   RotaryTables tables;
   if (rotary_) tables = rotary_->tables(packed.size(1), packed.device());
-  const AttentionShape shape{options_.heads, options_.kv_heads, options_.head_dim, options_.causal};
-  return output(sherd::attention(query_norm ? with_normed_heads(packed) : packed, shape, tables));
+  const auto& [tensor, context] = std::tie(options_.ranks.tensor, options_.ranks.context);
+  const auto heads = query_norm ? with_normed_heads(packed) : packed;
+  const auto result = output(
+      context ? context_attention(heads, shape_, tables, *context)
+              : sherd::attention(heads, shape_, tables));
+  return tensor ? tensor->scatter_sum(result, 1) : result;
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x_BSD) {
-  return mixed(qkv(x_BSD));
+  const auto& tensor = options_.ranks.tensor;
+  return mixed(qkv(tensor ? tensor->gather_rows(x_BSD, 1) : x_BSD));
 }
 
 std::tuple<at::Tensor, at::Tensor> AttentionImpl::normed(
     const at::Tensor& x_BSD, const RmsNorm& norm) {
-  auto [x, packed] = norm_linear(x_BSD, {}, {norm->weight, norm->epsilon}, qkv->weight);
+  auto [x, packed] =
+      norm_linear(x_BSD, {}, {norm->weight, norm->epsilon, options_.ranks.tensor}, qkv->weight);
   if (options_.qkv_bias) packed = packed + qkv->bias.to(packed.scalar_type());
   return {x, mixed(packed)};
 }

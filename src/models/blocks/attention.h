@@ -6,6 +6,7 @@
 
 #include "models/blocks/norm.h"
 #include "models/blocks/rotary.h"
+#include "models/blocks/sequence_ranks.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/module.h"
 
@@ -21,11 +22,12 @@ struct AttentionOptions {
   std::optional<double> qk_norm{};  ///< epsilon of the norms of queries and keys; none: no norms
   bool qk_norm_across = false;      ///< one norm for all heads
   std::optional<RotaryOptions> rotary{};
+  SequenceRanks ranks{};  ///< those along `tp` must divide both numbers of heads
 };
 
 AttentionOptions attention_of(const LlamaOptions& options);
 
-/// Grouped-query attention.
+/// Grouped-query attention. Each rank along `tp` has an equal part of the heads.
 struct AttentionImpl : torch::nn::Module {
   explicit AttentionImpl(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x_BSD);
@@ -42,6 +44,7 @@ struct AttentionImpl : torch::nn::Module {
   at::Tensor with_normed_heads(const at::Tensor& packed);
   at::Tensor mixed(const at::Tensor& packed);
   AttentionOptions options_;
+  AttentionShape shape_;  // of this rank's heads
   std::optional<Rotary> rotary_;
 };
 SHERD_MODULE(Attention);

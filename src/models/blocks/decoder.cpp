@@ -75,7 +75,7 @@ Decoder::Decoder(
     const char* name,
     const LlamaOptions& options,
     const std::vector<std::shared_ptr<Layer>>& layers)
-    : LanguageModel(name), options_(options) {
+    : LanguageModel(name), options_(options), ranks_(options.mesh) {
   embedding_ = register_module("embedding", TokenEmbedding(options.vocab, options.dim));
   for (const auto& layer : layers) {
     layers_.push_back(register_module(layer_name(layers_.size()), layer));
@@ -92,7 +92,8 @@ at::Tensor Decoder::embedded(const Batch& batch) {
 }
 
 Decoder::Result Decoder::run(const Batch& batch) {
-  const int64_t window = options_.sliding_window, seq = batch.tokens.size(1);
+  const int64_t window = options_.sliding_window;
+  const int64_t seq = batch.tokens.size(1) * ranks_.size();
   TORCH_CHECK_VALUE(
       window == 0 || seq <= window, "[models] sequences of ", seq, " tokens: the model has a ",
       "sliding window of ", window, ", which is not supported; use sequences of at most ", window);

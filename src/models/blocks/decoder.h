@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/blocks/norm.h"
+#include "models/blocks/sequence_ranks.h"
 #include "sherd/models/language_model.h"
 #include "sherd/models/llama.h"
 #include "sherd/nn/functional.h"
@@ -56,6 +57,8 @@ class Decoder : public LanguageModel {
       const std::vector<std::shared_ptr<Layer>>& layers);
   at::Tensor forward(const Batch& batch) override;
   at::Tensor logits(const Batch& batch) override;
+  Batch part_of(const Batch& whole) const override { return ranks_.part_of(whole); }
+  bool exchanges() const override { return ranks_.size() > 1 || LanguageModel::exchanges(); }
   std::vector<std::shared_ptr<torch::nn::Module>> units() const override;
   std::optional<InitialValues> initial_values(
       const std::string& name, at::IntArrayRef shape) const override;
@@ -77,6 +80,7 @@ class Decoder : public LanguageModel {
   Result run(const Batch& batch);
 
   LlamaOptions options_;
+  SequenceRanks ranks_;
   TokenEmbedding embedding_{nullptr};
   std::vector<std::shared_ptr<Layer>> layers_;
   RmsNorm norm_{nullptr};

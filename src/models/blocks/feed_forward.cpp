@@ -2,6 +2,9 @@
 #include "models/blocks/feed_forward.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
 
 #include "sherd/nn/functional.h"
 #include "sherd/nn/recompute.h"
@@ -16,14 +19,25 @@ double product_flops(int64_t in, int64_t out) {
   return 2.0 * static_cast<double>(in) * static_cast<double>(out);
 }
 
-FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute)
-    : dim_(dim), ffn_(ffn), recomputes_(recomputes), ends_recompute_(ends_recompute) {
-  gate_up = register_module("gate_up", plain_linear(dim, 2 * ffn));
-  down = register_module("down", plain_linear(ffn, dim));
+FeedForwardImpl::FeedForwardImpl(
+    int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute, std::optional<Exchange> ranks)
+    : dim_(dim),
+      ffn_(ffn),
+      recomputes_(recomputes),
+      ends_recompute_(ends_recompute),
+      ranks_(std::move(ranks)) {
+  const int64_t parts = ranks_ ? ranks_->size() : 1, width = ffn / parts;
+  TORCH_CHECK_VALUE(
+      ffn % parts == 0, "[models] a feed-forward of width ", ffn, " on ", parts,
+      " ranks along 'tp': the ranks must divide the width; use fewer of them");
+  gate_up = register_module("gate_up", plain_linear(dim, 2 * width));
+  down = register_module("down", plain_linear(width, dim));
 }
 
 at::Tensor FeedForwardImpl::forward(const at::Tensor& x_BSD) {
-  return sherd::feed_forward(x_BSD, gate_up->weight, down->weight, recomputes_);
+  const auto rows_BSD = ranks_ ? ranks_->gather_rows(x_BSD, 1) : x_BSD;
+  const auto y_BSD = sherd::feed_forward(rows_BSD, gate_up->weight, down->weight, recomputes_);
+  return ranks_ ? ranks_->scatter_sum(y_BSD, 1) : y_BSD;
 }
 
 at::Tensor FeedForwardImpl::forward_residual(
@@ -34,7 +48,8 @@ at::Tensor FeedForwardImpl::forward_residual(
     options.skips_result = ends_recompute_;
   }
   return std::get<1>(norm_feed_forward(
-      x_BSD, residual_BSD, {norm->weight, norm->epsilon}, gate_up->weight, down->weight, options));
+      x_BSD, residual_BSD, {norm->weight, norm->epsilon, ranks_}, gate_up->weight, down->weight,
+      options));
 }
 
 double FeedForwardImpl::flops_per_token() const {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include "models/blocks/norm.h"
+#include "sherd/nn/exchange.h"
 #include "sherd/nn/linear.h"
 #include "sherd/shard/module.h"
 
@@ -11,10 +14,17 @@ Linear plain_linear(int64_t in, int64_t out);
 /// Returns the operations of a product for one row.
 double product_flops(int64_t in, int64_t out);
 
-/// SwiGLU. If it recomputes, the product of gate and up is recomputed in the backward.
+/// SwiGLU. If it recomputes, the product of gate and up is recomputed in the backward. With ranks
+/// (along `tp`), each has an equal part of the width.
 struct FeedForwardImpl : torch::nn::Module {
-  /// `ends_recompute`: its result is the result of a recompute around it.
-  FeedForwardImpl(int64_t dim, int64_t ffn, bool recomputes, bool ends_recompute = false);
+  /// `ends_recompute`: its result is the result of a recompute around it. Throws unless the ranks
+  /// divide `ffn`.
+  FeedForwardImpl(
+      int64_t dim,
+      int64_t ffn,
+      bool recomputes,
+      bool ends_recompute = false,
+      std::optional<Exchange> ranks = {});
   at::Tensor forward(const at::Tensor& x_BSD);
   /// Returns s + forward(norm(s)), where s = x + residual.
   at::Tensor forward_residual(
@@ -32,6 +42,7 @@ struct FeedForwardImpl : torch::nn::Module {
   int64_t ffn_;
   bool recomputes_;
   bool ends_recompute_;
+  std::optional<Exchange> ranks_;
 };
 SHERD_MODULE(FeedForward);
 

@@ -46,7 +46,10 @@ const RotaryTables& Rotary::tables(int64_t positions, c10::Device device) {
   if (known) return tables_;
   const auto numbers = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto frequency = at::tensor(frequencies(options_)).to(device);
-  const auto angle_Sd = at::outer(at::arange(positions, numbers), frequency);
+  const auto& context = options_.context;
+  auto position_S = at::arange(positions * (context ? context->size() : 1), numbers);
+  if (context) position_S = context_part(position_S, 0, *context);
+  const auto angle_Sd = at::outer(position_S, frequency);
   tables_ = {angle_Sd.cos(), angle_Sd.sin()};
   return tables_;
 }

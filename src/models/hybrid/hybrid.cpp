@@ -4,11 +4,13 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <cstring>
 #include <initializer_list>
 #include <utility>
 
 #include "models/blocks/attention.h"
 #include "models/blocks/decoder.h"
+#include "models/blocks/part_rules.h"
 #include "models/huggingface/families.h"
 #include "models/hybrid/huggingface.h"
 #include "models/hybrid/mamba.h"
@@ -17,12 +19,17 @@
 namespace sherd {
 namespace {
 
+// Attention has a name of its own, by which rules tell its weights from a Mamba-2's; checkpoints
+// have the same name for all.
+constexpr const char* kMixer = "mixer";
+constexpr const char* kAttention = "attention";
+
 /// x + mixer(norm(x)), whatever the mixer is.
 template <class Mixer>
 struct HybridLayer final : Layer {
   HybridLayer(const HybridOptions& options, const Mixer& made) {
     norm = register_module("norm", RmsNorm(options.base.dim, options.base.norm_eps));
-    mixer = register_module("mixer", made);
+    mixer = register_module(std::is_same_v<Mixer, Attention> ? kAttention : kMixer, made);
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
     if constexpr (std::is_same_v<Mixer, Experts>) {
@@ -65,13 +72,15 @@ std::shared_ptr<Layer> make_layer(char letter, int64_t number, const HybridOptio
   const auto layer = [&](const auto& mixer) -> std::shared_ptr<Layer> {
     return std::make_shared<HybridLayer<std::decay_t<decltype(mixer)>>>(options, mixer);
   };
+  const SequenceRanks ranks(base.mesh);
   const bool recomputes = base.recomputes(Recompute::selective, number);
   const bool ends_recompute = base.recomputes(Recompute::full, number);
   switch (letter) {
-    case 'M': return layer(Mamba(base.dim, base.norm_eps, options.mamba, recomputes));
+    case 'M': return layer(Mamba(base.dim, base.norm_eps, options.mamba, recomputes, ranks));
     case '*': return layer(Attention(hybrid_attention(options)));
-    case '-': return layer(FeedForward(base.dim, base.ffn, recomputes, ends_recompute));
-    case 'E': return layer(Experts(base.dim, options.experts, recomputes, ends_recompute));
+    case '-':
+      return layer(FeedForward(base.dim, base.ffn, recomputes, ends_recompute, ranks.tensor));
+    case 'E': return layer(Experts(base.dim, options.experts, recomputes, ends_recompute, ranks));
     default:
       TORCH_CHECK_VALUE(
           false, "[models.hybrid] pattern '", options.pattern, "' has a '", letter,
@@ -101,18 +110,42 @@ std::vector<TensorSlice> halved_heads(const TensorSlice& slice, int64_t head_dim
   return result;
 }
 
+/// Returns a parameter's name in checkpoints.
+std::string stored_name(const std::string& name) {
+  const auto begin = name.find(std::string(".") + kAttention + ".");
+  if (begin == std::string::npos) return name;
+  return std::string(name).replace(begin + 1, std::strlen(kAttention), kMixer);
+}
+
+/// Returns the rules for all layers that there are.
+std::vector<ParameterRule> rules_of(const HybridOptions& options) {
+  std::string letters;
+  for (int64_t i = 0; i < options.base.layers; ++i) letters += options.letter(i);
+  const auto has = [&](char letter) { return letters.find(letter) != std::string::npos; };
+  PartRules parts(options.base.mesh);
+  const int64_t dim = options.base.dim, shared = options.experts.shared_ffn;
+  if (has('*')) parts.add_attention(kAttention, hybrid_attention(options));
+  if (has('-')) parts.add_feed_forward(kMixer, dim, options.base.ffn);
+  if (has('E') && shared > 0) parts.add_feed_forward(kMixer + std::string(".shared"), dim, shared);
+  auto rules = parts.rules();
+  if (!has('E')) return rules;
+  for (auto& rule : expert_rules(options.experts, dim)) rules.push_back(std::move(rule));
+  return rules;
+}
+
 class Hybrid final : public Decoder {
  public:
   Hybrid(const HybridOptions& options, const std::vector<std::shared_ptr<Layer>>& layers)
       : Decoder("hybrid", options.base, layers), options_(options), is_bamba_(is_bamba(options)) {
     if (is_bamba_) config_ = config_json(options);
+    rules_ = rules_of(options);
   }
 
   std::vector<TensorSlice> slices_of(
       const std::string& name, at::IntArrayRef shape) const override {
     std::vector<TensorSlice> result;
     const int64_t head_dim = options_.base.head_dim, rotated = options_.rotated_dims();
-    for (auto& slice : Decoder::slices_of(name, shape)) {
+    for (auto& slice : Decoder::slices_of(stored_name(name), shape)) {
       const bool turns = slice.tensor.find(".mixer.query") != std::string::npos ||
                          slice.tensor.find(".mixer.key") != std::string::npos;
       if (is_bamba_) slice = bamba_slice(options_, std::move(slice));
@@ -125,12 +158,7 @@ class Hybrid final : public Decoder {
     return result;
   }
   std::optional<std::string> config() const override { return config_; }
-  std::vector<ParameterRule> rules() const override {
-    for (int64_t i = 0; i < options_.base.layers; ++i) {
-      if (options_.letter(i) == 'E') return expert_rules(options_.experts, options_.base.dim);
-    }
-    return {};
-  }
+  std::vector<ParameterRule> rules() const override { return rules_; }
 
   /// A Mamba-2 begins with decays of 1 to 16 and steps of about 0.001 to 0.1, both evenly in their
   /// logarithm: softplus of so small a step's logarithm is the step.
@@ -158,6 +186,7 @@ class Hybrid final : public Decoder {
  private:
   HybridOptions options_;
   bool is_bamba_;
+  std::vector<ParameterRule> rules_;
   std::optional<std::string> config_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 
@@ -26,8 +27,22 @@ MambaShape shape_of(int64_t dim, double norm_eps, const MambaOptions& options) {
 
 }  // namespace
 
-MambaImpl::MambaImpl(int64_t dim, double norm_eps, const MambaOptions& options, bool recomputes)
-    : dim_(dim), shape_(shape_of(dim, norm_eps, options)), recomputes_(recomputes) {
+MambaImpl::MambaImpl(
+    int64_t dim,
+    double norm_eps,
+    const MambaOptions& options,
+    bool recomputes,
+    const SequenceRanks& ranks)
+    : dim_(dim),
+      shape_(shape_of(dim, norm_eps, options)),
+      recomputes_(recomputes),
+      ranks_{ranks.context, ranks.tensor} {
+  const int64_t count = ranks.size(), groups = shape_.groups;
+  TORCH_CHECK_VALUE(
+      shape_.heads % count == 0 && (groups % count == 0 || count % groups == 0),
+      "[models.hybrid] a Mamba-2 with ", shape_.heads, " heads in ", groups, " groups on ", count,
+      " ranks along 'cp' and 'tp': the ranks must divide the heads, and the ranks or the groups "
+      "the others; use other numbers of ranks");
   const int64_t inner = shape_.inner(), channels = shape_.channels(), heads = shape_.heads;
   input = register_module("input", plain_linear(dim, inner + channels + heads));
   filter = register_parameter("filter", at::empty({channels * options.width}));
@@ -50,7 +65,7 @@ at::Tensor MambaImpl::forward(const at::Tensor& x_BSD, const RmsNorm& before) {
       .through = through,
       .norm_weight = norm->weight,
       .output = output->weight};
-  return sum_BSD + mamba_mixer(packed_BSF, parameters, shape_, recomputes_);
+  return sum_BSD + shared_mamba_mixer(packed_BSF, parameters, shape_, ranks_, recomputes_);
 }
 
 double MambaImpl::flops_per_token(int64_t seq) const {

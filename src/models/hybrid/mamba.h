@@ -2,6 +2,7 @@
 #pragma once
 
 #include "models/blocks/norm.h"
+#include "models/blocks/sequence_ranks.h"
 #include "sherd/models/hybrid.h"
 #include "sherd/nn/functional.h"
 #include "sherd/nn/linear.h"
@@ -12,7 +13,13 @@ namespace sherd {
 /// A Mamba-2 layer: a short convolution, a state space, and a gate. If it recomputes, the
 /// convolution is recomputed in the backward.
 struct MambaImpl : torch::nn::Module {
-  MambaImpl(int64_t dim, double norm_eps, const MambaOptions& options, bool recomputes);
+  /// `ranks`: those that share sequences; they must divide the heads.
+  MambaImpl(
+      int64_t dim,
+      double norm_eps,
+      const MambaOptions& options,
+      bool recomputes,
+      const SequenceRanks& ranks = {});
   /// Returns x + mixer(before(x)).
   at::Tensor forward(const at::Tensor& x_BSD, const RmsNorm& before);
   /// Returns the operations of one token's forward.
@@ -29,6 +36,7 @@ struct MambaImpl : torch::nn::Module {
   int64_t dim_;
   MambaShape shape_;
   bool recomputes_;
+  MambaRanks ranks_;
 };
 SHERD_MODULE(Mamba);
 

@@ -6,6 +6,7 @@
 #include "models/blocks/attention.h"
 #include "models/blocks/decoder.h"
 #include "models/blocks/feed_forward.h"
+#include "models/blocks/part_rules.h"
 #include "models/huggingface/base_config.h"
 #include "models/huggingface/families.h"
 #include "models/llama/llama_layer.h"
@@ -23,7 +24,7 @@ struct LlamaLayer final : Layer {
         "feed_forward",
         FeedForward(
             options.dim, options.ffn, options.recomputes(Recompute::selective, number),
-            options.recomputes(Recompute::full, number)));
+            options.recomputes(Recompute::full, number), SequenceRanks(options.mesh).tensor));
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
     const auto [residual_BSD, attention_out_BSD] = attention->normed(x_BSD, attention_norm);
@@ -44,6 +45,10 @@ class Llama final : public Decoder {
  public:
   explicit Llama(const LlamaOptions& options) : Decoder("llama", options, llama_layers(options)) {
     if (!options.qk_norm_across) config_ = config_json(options);
+    PartRules parts(options.mesh);
+    parts.add_attention("attention", attention_of(options));
+    parts.add_feed_forward("feed_forward", options.dim, options.ffn);
+    rules_ = parts.rules();
   }
   std::vector<TensorSlice> slices_of(
       const std::string& name, at::IntArrayRef shape) const override {
@@ -53,8 +58,10 @@ class Llama final : public Decoder {
     return slices;
   }
   std::optional<std::string> config() const override { return config_; }
+  std::vector<ParameterRule> rules() const override { return rules_; }
 
  private:
+  std::vector<ParameterRule> rules_;
   std::optional<std::string> config_;
 };
 

@@ -33,24 +33,37 @@ int64_t experts_of_a_rank(const ExpertOptions& options) {
 }  // namespace
 
 ExpertsImpl::ExpertsImpl(
-    int64_t dim, const ExpertOptions& options, bool recomputes, bool ends_recompute)
+    int64_t dim,
+    const ExpertOptions& options,
+    bool recomputes,
+    bool ends_recompute,
+    const SequenceRanks& sequence)
     : dim_(dim),
       options_(options),
       recomputes_(recomputes),
       ends_recompute_(ends_recompute),
-      ranks_(ranks_of(options)) {
+      ranks_(ranks_of(options)),
+      sequence_(sequence) {
   const auto [count, ffn] = std::pair(experts_of_a_rank(options), options.ffn);
   router = register_parameter("router", at::empty({options.count, dim}));
   gate_up = register_parameter("gate_up", at::empty({count, 2 * ffn, dim}));
   down = register_parameter("down", at::empty({count, dim, ffn}));
   if (options.shared_ffn > 0) {
-    shared = register_module("shared", FeedForward(dim, options.shared_ffn, recomputes));
+    shared = register_module(
+        "shared",
+        FeedForward(
+            dim, options.shared_ffn, recomputes, /*ends_recompute=*/false, sequence.tensor));
   }
 }
 
+RoutingOptions ExpertsImpl::routing() const {
+  RoutingOptions result(options_.top_k, options_.norm_top_k);
+  result.sequence_ranks = sequence_.all();
+  return result;
+}
+
 std::vector<at::Tensor> ExpertsImpl::forward(const at::Tensor& x_BSD) {
-  auto [result_BSD, balance] =
-      experts(x_BSD, expert_parameters(), {options_.top_k, options_.norm_top_k}, recomputes_);
+  auto [result_BSD, balance] = experts(x_BSD, expert_parameters(), routing(), recomputes_);
   if (shared) result_BSD = result_BSD + shared(x_BSD);
   return {result_BSD, balance * options_.balance};
 }
@@ -62,12 +75,12 @@ std::vector<at::Tensor> ExpertsImpl::forward_residual(
     options.overwrites = true;
     options.skips_result = ends_recompute_;
   }
-  const NormOptions normed{norm->weight, norm->epsilon};
-  auto [sum_BSD, result_BSD, balance] = norm_experts(
-      x_BSD, residual_BSD, normed, expert_parameters(), {options_.top_k, options_.norm_top_k},
-      options);
+  NormOptions normed{norm->weight, norm->epsilon};
+  auto [sum_BSD, result_BSD, balance] =
+      norm_experts(x_BSD, residual_BSD, normed, expert_parameters(), routing(), options);
   if (shared) {
     options.adds_sum = false;
+    normed.ranks = sequence_.tensor;
     const auto shared_BSD = std::get<1>(norm_feed_forward(
         sum_BSD, {}, normed, shared->gate_up->weight, shared->down->weight, options));
     result_BSD = result_BSD + shared_BSD;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "models/blocks/feed_forward.h"
+#include "models/blocks/sequence_ranks.h"
 #include "sherd/models/moe.h"
 #include "sherd/nn/exchange.h"
 #include "sherd/nn/functional.h"
@@ -16,9 +17,14 @@ namespace sherd {
 /// Feed-forwards of which a router chooses some for each token. If it recomputes, their products
 /// with gate and up are recomputed in the backward.
 struct ExpertsImpl : torch::nn::Module {
-  /// `ends_recompute`: its result is the result of a recompute around it.
+  /// `ends_recompute`: its result is the result of a recompute around it. `sequence`: the ranks
+  /// that have other tokens of the same sequences.
   ExpertsImpl(
-      int64_t dim, const ExpertOptions& options, bool recomputes, bool ends_recompute = false);
+      int64_t dim,
+      const ExpertOptions& options,
+      bool recomputes,
+      bool ends_recompute = false,
+      const SequenceRanks& sequence = {});
   /// Returns the result and the weighted sum of the balance loss.
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD);
   /// Returns s + result, where s = x + residual and the experts see norm(s), and the same sum.
@@ -36,12 +42,14 @@ struct ExpertsImpl : torch::nn::Module {
 
  private:
   ExpertParameters expert_parameters() const { return {router, gate_up, down, ranks_}; }
+  RoutingOptions routing() const;
 
   int64_t dim_;
   ExpertOptions options_;
   bool recomputes_;
   bool ends_recompute_;
   std::optional<Exchange> ranks_;
+  SequenceRanks sequence_;
 };
 SHERD_MODULE(Experts);
 

@@ -3,6 +3,7 @@
 
 #include "models/blocks/attention.h"
 #include "models/blocks/decoder.h"
+#include "models/blocks/part_rules.h"
 #include "models/huggingface/families.h"
 #include "models/moe/experts.h"
 #include "models/moe/huggingface.h"
@@ -19,7 +20,7 @@ struct MoeLayer final : Layer {
     experts = register_module(
         "experts", Experts(
                        base.dim, options.experts, base.recomputes(Recompute::selective, number),
-                       base.recomputes(Recompute::full, number)));
+                       base.recomputes(Recompute::full, number), SequenceRanks(base.mesh)));
   }
   std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
     const auto [sum_BSD, mixed_BSD] = attention->normed(x_BSD, attention_norm);
@@ -43,6 +44,12 @@ class Moe final : public Decoder {
         family_(moe_family(options)),
         rules_(expert_rules(options.experts, options.base.dim)) {
     if (family_ != MoeFamily::none) config_ = config_json(options);
+    PartRules parts(options.base.mesh);
+    parts.add_attention("attention", attention_of(options.base));
+    if (options.experts.shared_ffn > 0) {
+      parts.add_feed_forward("experts.shared", options.base.dim, options.experts.shared_ffn);
+    }
+    rules_.insert(rules_.end(), parts.rules().begin(), parts.rules().end());
   }
   std::vector<TensorSlice> slices_of(
       const std::string& name, at::IntArrayRef shape) const override {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/models/vlm.h"
 
+#include <c10/util/Exception.h>
+
 #include "models/blocks/decoder.h"
 #include "models/llama/llama_layer.h"
 #include "models/vlm/vision.h"
@@ -50,6 +52,11 @@ class Vlm final : public Decoder {
 }  // namespace
 
 std::shared_ptr<LanguageModel> make_vlm(const VlmOptions& options) {
+  const SequenceRanks ranks(options.base.mesh);
+  TORCH_CHECK_VALUE(
+      ranks.size() == 1, "[models.vlm] ", ranks.cp(), " ranks along 'cp' and ", ranks.tp(),
+      " along 'tp': ranks of a vision-language model cannot share sequences, whose images are "
+      "whole; use one rank along both");
   return std::make_shared<Vlm>(options);
 }
 

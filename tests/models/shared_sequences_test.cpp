@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models whose sequences are shared by ranks (tensor and context parallelism) learn what one rank
+// learns that has whole sequences and weights.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/shared_folder.h"
+#include "models/training.h"
+#include "ranks/rank_world.h"
+#include "shard/combinations.h"
+#include "sherd/models/hybrid.h"
+#include "sherd/models/llama.h"
+#include "sherd/models/moe.h"
+#include "sherd/models/pretrained.h"
+#include "sherd/models/vlm.h"
+#include "sherd/shard/module.h"
+
+namespace sherd::testing {
+namespace {
+
+/// How the ranks of a world are used.
+struct Sharing {
+  int64_t outer = 1, cp = 1, tp = 1, ep = 1;
+  std::string text() const {
+    return c10::str("dp_outer ", outer, ", cp ", cp, ", tp ", tp, ", ep ", ep);
+  }
+};
+
+/// The ways to share that fit the world, the most telling ones first.
+std::vector<Sharing> all_sharings(bool with_experts) {
+  std::vector<Sharing> result;
+  const int64_t ranks = test_world().size();
+  for (const Sharing& one : std::vector<Sharing>{
+           {1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {2, 1, 2}, {1, 4, 1}, {2, 2, 2}, {2, 1, 2, 4}}) {
+    if (ranks % (one.outer * one.cp * one.tp) != 0 || one.ep > ranks / one.outer) continue;
+    auto with_ep = one;
+    if (with_experts && one.ep == 1 && one.cp * one.tp < 4) with_ep.ep = 2;
+    if (with_experts || one.ep == 1) result.push_back(with_ep);
+  }
+  return result;
+}
+
+struct SharedKind {
+  std::string name;
+  std::function<Training::Make(const Sharing&)> make;
+  LlamaOptions base{};
+};
+void PrintTo(const SharedKind& kind, std::ostream* out) {
+  *out << kind.name;
+}
+
+std::optional<Mesh> mesh_of_experts(const Sharing& sharing) {
+  if (sharing.ep == 1) return std::nullopt;
+  const auto& world = test_world();
+  const int64_t same = world.size() / sharing.outer / sharing.ep;
+  if (sharing.outer == 1) return Mesh(world, {{"edp", same}, {"ep", sharing.ep}});
+  return Mesh(world, {{"dp_outer", sharing.outer}, {"edp", same}, {"ep", sharing.ep}});
+}
+
+std::vector<SharedKind> shared_kinds() {
+  const auto llama = [](const Sharing&) -> Training::Make {
+    return [](const auto& base) { return make_llama(base); };
+  };
+  const auto moe = [](const Sharing& sharing) -> Training::Make {
+    return [experts = mesh_of_experts(sharing)](const auto& base) {
+      // A heavy balance, so that one of a part of a sequence is seen.
+      return make_moe(
+          {base,
+           {.count = 12,
+            .top_k = 2,
+            .ffn = 24,
+            .shared_ffn = 16,
+            .balance = 0.2,
+            .mesh = experts}});
+    };
+  };
+  return {
+      {"llama", llama},
+      {"llama_with_bias", llama, {.qkv_bias = true}},
+      {"llama_with_norms", llama, {.tie_embeddings = true, .qk_norm = true}},
+      {"moe", moe},
+      {"hybrid", [](const Sharing& sharing) -> Training::Make {
+         return [experts = mesh_of_experts(sharing)](const auto& base) {
+           const MambaOptions mamba{.state = 8, .head_dim = 16, .groups = 2, .chunk = 8};
+           const ExpertOptions options{
+               .count = 12, .top_k = 2, .ffn = 24, .shared_ffn = 16, .mesh = experts};
+           return make_hybrid({base, options, mamba, "M*ME-", /*rope_fraction=*/0.5});
+         };
+       }}};
+}
+
+class SharedSequencesTest : public ::testing::TestWithParam<SharedKind> {
+ protected:
+  static bool has_experts() { return GetParam().name.find("llama") == std::string::npos; }
+  static std::vector<Sharing> sharings() { return all_sharings(has_experts()); }
+  static Training shared(
+      const Sharing& sharing,
+      TrainingOptions options = {.world = test_world()},
+      Recompute recompute = Recompute::none) {
+    auto base = GetParam().base;
+    base.recompute = recompute;
+    options.outer = sharing.outer;
+    options.cp = sharing.cp;
+    options.tp = sharing.tp;
+    return Training(GetParam().make(sharing), base, options);
+  }
+  static Training alone() {
+    const auto one_rank = World::emulated({.size = 1, .device = test_world().device()});
+    return Training(
+        GetParam().make({}), GetParam().base,
+        {.world = one_rank, .placement = Placement(Strategy::no_shard)});
+  }
+  static void expect_like_alone(
+      const Sharing& sharing,
+      const TrainingOptions& options,
+      Recompute recompute = Recompute::none) {
+    SCOPED_TRACE(sharing.text());
+    auto together = shared(sharing, options, recompute);
+    auto reference = alone();
+    expect_learns_alike(together, reference);
+  }
+};
+
+TEST_P(SharedSequencesTest, LearnsWhatItLearnsAlone) {
+  for (const auto& sharing : sharings()) {
+    const auto outer = sharing.outer == 1 ? Strategy::no_shard : Strategy::optim;
+    expect_like_alone(
+        sharing, {.world = test_world(),
+                  .placement = Placement(Strategy::optim_grads_params, outer),
+                  .experts = Placement(Strategy::optim_grads_params)});
+    if (!test_all()) continue;
+    for (const auto strategy : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads}) {
+      for (const auto of_parts :
+           {Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params}) {
+        expect_like_alone(
+            sharing, {.world = test_world(),
+                      .placement = Placement(strategy),
+                      .experts = Placement(of_parts)});
+      }
+    }
+  }
+}
+
+TEST_P(SharedSequencesTest, LearnsTheSameWithOtherStrategies) {
+  const auto strategies = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads};
+  auto of_parts = strategies.begin() + 1;
+  for (const auto strategy : strategies) {
+    expect_like_alone(
+        sharings().front(),
+        {.world = test_world(), .placement = Placement(strategy), .experts = Placement(*of_parts)});
+    if (++of_parts == strategies.end()) of_parts = strategies.begin();
+  }
+}
+
+TEST_P(SharedSequencesTest, LearnsTheSameWithRecompute) {
+  for (const auto& sharing : sharings()) {
+    expect_like_alone(sharing, {.world = test_world()}, Recompute::full);
+    expect_like_alone(sharing, {.world = test_world()}, Recompute::selective);
+    if (!test_all()) break;
+  }
+}
+
+using NamedTensors = std::map<std::string, at::Tensor>;
+
+void expect_equal(const NamedTensors& one, const NamedTensors& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (const auto& [name, whole] : one) EXPECT_TRUE(at::equal(whole, other.at(name))) << name;
+}
+
+TEST_P(SharedSequencesTest, HasTheSameInitialValues) {
+  const auto wanted = alone().parameters();
+  for (const auto& sharing : sharings()) {
+    SCOPED_TRACE(sharing.text());
+    expect_equal(shared(sharing).parameters(), wanted);
+  }
+}
+
+TEST_P(SharedSequencesTest, IsLoadedWhereSequencesAreSharedOtherwise) {
+  const SharedFolder folder;
+  auto ways = sharings();
+  ways.emplace_back();
+  if (!test_all() && ways.size() > 3) ways.erase(ways.begin() + 2, ways.end() - 1);
+  for (const auto& sharing : ways) {
+    auto saved = shared(sharing);
+    saved.train_shared(2);
+    const auto place = folder.file(sharing.text());
+    save(saved.model(), saved.optimizer(), place, {.slices = saved.slices()});
+    const auto weights = saved.parameters();
+    const auto losses = saved.train_shared(2);
+    for (const auto& other : ways) {
+      SCOPED_TRACE(c10::str("saved with ", sharing.text(), ", loaded with ", other.text()));
+      auto loaded = shared(
+          other, {.world = test_world(),
+                  .placement = Placement(Strategy::optim_grads),
+                  .experts = Placement(Strategy::optim)});
+      load(loaded.model(), loaded.optimizer(), place, {.slices = loaded.slices()});
+      expect_equal(loaded.parameters(), weights);
+      if (saved.model().config()) {
+        auto third = shared(other);
+        load_weights(third.model(), place);
+        expect_equal(third.parameters(), weights);
+      }
+      // Groups have other samples if they are of other ranks.
+      if (other.cp * other.tp != sharing.cp * sharing.tp) continue;
+      const auto again = loaded.train_shared(2);
+      for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(again[i] / losses[i], 1, 1e-5) << i;
+    }
+  }
+}
+
+TEST_P(SharedSequencesTest, RanksWithoutSamplesJoinWithTargetsThatAreIgnored) {
+  const auto sharing = sharings().front();
+  auto training = shared(sharing);
+  auto batch = sample(0, 0, false, test_world().device());
+  const int64_t groups = test_world().size() / (sharing.cp * sharing.tp);
+  const bool idle = test_world().rank() / (sharing.cp * sharing.tp) == groups - 1;
+  if (idle) batch.targets.fill_(-100);
+  micro_batches(training.model(), 1);
+  const auto loss = call(training.model(), training.model().part_of(batch));
+  if (idle) {
+    EXPECT_EQ(loss.item<double>(), 0);
+  }
+  loss.backward();
+  training.optimizer().step();
+  if (!has_experts()) {  // whose balance has gradients without targets
+    EXPECT_EQ(training.optimizer().gradient_norm() > 0, groups > 1);
+  }
+  EXPECT_TRUE(training.model().exchanges());
+}
+
+TEST_P(SharedSequencesTest, ValidatesWithoutGradients) {
+  const at::NoGradGuard no_grad;
+  const auto whole = sample(0, 3, false, test_world().device());
+  auto one = alone();
+  const auto wanted = call(one.model(), whole).item<double>();
+  for (const auto& sharing : sharings()) {
+    SCOPED_TRACE(sharing.text());
+    auto training = shared(sharing);
+    const auto loss = call(training.model(), training.model().part_of(whole));
+    auto total = loss.to(at::kDouble).view({1});
+    test_world().communicator().all_reduce(total, Reduction::sum()).synchronize();
+    EXPECT_NEAR(total.item<double>() / (wanted * static_cast<double>(training.groups())), 1, 1e-6);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, SharedSequencesTest, ::testing::ValuesIn(shared_kinds()), [](const auto& one) {
+      return one.param.name;
+    });
+
+void expect_refused(const std::string& text, const std::function<void()>& make) {
+  try {
+    make();
+    ADD_FAILURE() << text;
+  } catch (const c10::ValueError& error) {
+    const std::string what = error.what_without_backtrace();
+    EXPECT_EQ(what.rfind("[models", 0), 0u) << what;
+    EXPECT_NE(what.find(text), std::string::npos) << what;
+  }
+}
+
+TEST(SharedSequencesErrors, NameTheSizesAndTheRemedy) {
+  const auto& world = test_world();
+  const int64_t ranks = world.size();
+  const Mesh tensor(world, {{"dp", 1}, {"tp", ranks}});
+  const Mesh context(world, {{"dp", 1}, {"cp", ranks}});
+  const LlamaOptions base{.heads = 8, .kv_heads = 8, .mesh = tensor};
+  const auto with = [&](const auto& change) {
+    auto options = base;
+    change(options);
+    return options;
+  };
+  expect_refused(
+      "the ranks must divide both", [&] { make_llama(with([](auto& o) { o.kv_heads = 1; })); });
+  expect_refused(
+      "a feed-forward of width 33", [&] { make_llama(with([](auto& o) { o.ffn = 33; })); });
+  expect_refused("qk_norm_across on", [&] {
+    make_llama(with([](auto& o) { o.qk_norm = o.qk_norm_across = true; }));
+  });
+  expect_refused("in the order dp_outer, dp, cp, tp", [&] {
+    make_llama(with([&](auto& o) { o.mesh = Mesh(world, {{"tp", ranks}, {"dp", 1}}); }));
+  });
+  expect_refused("LlamaOptions::mesh has dp", [&] {
+    make_llama(with([&](auto& o) { o.mesh = Mesh(world, {{"tp", ranks}}); }));
+  });
+  expect_refused("cannot share sequences", [&] { make_vlm({base, {}}); });
+  const auto batch = [](int64_t length) {
+    return Batch{at::zeros({1, length}, at::kLong), at::zeros({1, length}, at::kLong)};
+  };
+  expect_refused(
+      "the length must be a multiple of", [&] { make_llama(base)->part_of(batch(2 * ranks + 1)); });
+  expect_refused("2 · cp · tp", [&] {
+    make_llama(with([&](auto& o) { o.mesh = context; }))->part_of(batch(3 * ranks));
+  });
+  expect_refused("sliding window of 8", [&] {
+    auto model = make_llama(with([&](auto& o) { o.sliding_window = 8; }));
+    model->forward(model->part_of(batch(16 * ranks)));
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
