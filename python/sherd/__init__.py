@@ -55,7 +55,7 @@ from .diagnostics import (
     norms,
     watch,
 )
-from .initialising import initialise
+from .initialising import initialise, meta_parameters
 from .optimizers import AdamW, clip_grad_norm_
 from .planning import Plan, plan
 from .programs import Program, Traffic, program

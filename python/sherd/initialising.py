@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -28,7 +29,7 @@ def initialise(
         ('uniform', low, high), ('normal', mean, deviation), or None to leave it to `reset`.
     reset: sets the parameters and buffers of one module, inner modules first. Default: the model's _init_weights if it
         has one, as transformers' have, else the module's reset_parameters(). Buffers that neither sets, such as tables
-        that a constructor computes, raise: build those outside torch.device("meta").
+        that a constructor computes, raise: build the model under sherd.meta_parameters().
 
     Call it on all ranks.
     """
@@ -46,3 +47,23 @@ def _default_reset(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
             reset_parameters()
 
     return reset
+
+
+@contextlib.contextmanager
+def meta_parameters() -> Iterator[None]:
+    """A scope in which modules are built with their parameters on the meta device, without memory, and their buffers
+    with values, such as the tables of rotary embeddings, which checkpoints do not have. Shard the model, then call
+    load() or initialise(). For one thread at a time; a module that is built needs the memory of one parameter."""
+    plain = torch.nn.Module.register_parameter
+
+    def register(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            empty = param.to("meta")
+            param = torch.nn.Parameter(empty, requires_grad=param.requires_grad)
+        plain(module, name, param)
+
+    torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = plain  # type: ignore[method-assign]

@@ -2,7 +2,6 @@
 """Tests of the package, on one process or on ranks that mpirun has started. All ranks run the same tests; after each
 they agree on its result, because a rank that goes on alone would wait for the others."""
 
-import gc
 import os
 
 import pytest
@@ -47,7 +46,6 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_runtest_teardown(item):
-    gc.collect()
     failed = torch.tensor([float(getattr(item, "failed_here", True))])
     sherd.world().all_reduce(failed, "max")
     if failed.item() and not getattr(item, "failed_here", True):

@@ -11,7 +11,7 @@ from parity import DIM, Net, sample, shard, square
 def test_programs(world):
     net = shard(Net())
     program = sherd.program(net)
-    assert "gather" in str(program) and program.json()["units"]
+    assert "gather" in str(program) and program.json()["sections"]
     need, have = program.bytes, sherd.allocated_bytes(net)
     for kind in ("model_weights", "main_weights", "main_gradients", "arena"):
         assert getattr(need, kind) == have[kind], kind

@@ -116,8 +116,8 @@ def test_meshes_that_do_not_have_all_ranks(process_group, world):
 
 
 def test_another_version_of_torch(world):
-    if world.rank > 0:
-        return
+    if world.size > 1:
+        return  # nothing here depends on ranks
     code = "import torch; torch.__version__ = '1.0'; import sherd"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI", "PMIX"))}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
