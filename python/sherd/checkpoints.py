@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,19 +136,23 @@ def _save_options(
         left_out=set(named_buffers_left_out(model)),
         export_dtype=export_dtype,
         export_fp8=list(export_fp8),
-        texts={**_config_of(model), **(texts or {})},
+        texts={**_config_of(model, export_dtype), **(texts or {})},
         numbers=dict(numbers or {}),
     )
 
 
-def _config_of(model: torch.nn.Module) -> dict[str, str]:
-    """The config.json of a model of transformers."""
+def _config_of(model: torch.nn.Module, export_dtype: torch.dtype | None) -> dict[str, str]:
+    """The config.json of a model of transformers, with the dtype that its files have."""
     config = getattr(model, "config", None)
     if not hasattr(config, "to_json_string"):
         return {}
     if not config.architectures:
         config.architectures = [type(model).__name__]
-    return {"config.json": config.to_json_string(use_diff=False)}
+    entries = json.loads(config.to_json_string(use_diff=False))
+    for name in ("dtype", "torch_dtype"):
+        if export_dtype is not None and name in entries:
+            entries[name] = str(export_dtype).removeprefix("torch.")
+    return {"config.json": json.dumps(entries, indent=2) + "\n"}
 
 
 def _load_safetensors(model: torch.nn.Module, folder: SafetensorsFolder) -> None:

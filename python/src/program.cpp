@@ -30,6 +30,13 @@ double collective_seconds(const Program& program, const Network& network) {
   return sum;
 }
 
+std::string text_of_bytes(const ProgramBytes& bytes) {
+  return c10::str(
+      "ProgramBytes(model_weights=", bytes.model_weights, ", main_weights=", bytes.main_weights,
+      ", main_gradients=", bytes.main_gradients, ", arena=", bytes.arena, ", peak=", bytes.peak(),
+      ")");
+}
+
 py::tuple numbers_of(const Traffic& traffic) {
   return py::make_tuple(traffic.calls, traffic.bytes);
 }
@@ -45,7 +52,8 @@ void bind_program(py::module_& module) {
       .def_readonly("arena", &ProgramBytes::arena)
       .def_readonly("bound", &ProgramBytes::bound)
       .def_property_readonly("rest", &ProgramBytes::rest)
-      .def_property_readonly("peak", &ProgramBytes::peak);
+      .def_property_readonly("peak", &ProgramBytes::peak)
+      .def("__repr__", &text_of_bytes);
   py::class_<Program>(module, "Program")
       .def("text", &Program::to_text)
       .def("json", &Program::to_json)
