@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "configuration/byte_size.h"
+#include "configuration/parallel_checks.h"
 #include "configuration/strategies.h"
 #include "configuration/to_toml.h"
 #include "sherd/shard/precision.h"
@@ -92,50 +93,7 @@ void check_model(const ModelSection& model, const Require& require) {
   }
 }
 
-/// Strategies and expert parallelism. The number of ranks is not known here.
-template <class Require>
-void check_experts_across_ranks(
-    const Configuration& all, const Require& require, std::vector<std::string>& problems) {
-  const auto& [shard, model] = std::tie(all.shard, all.model);
-  const int64_t ep = all.parallel.ep;
-  for (const auto& [name, value] :
-       {std::pair("shard.expert_strategy", &shard.expert_strategy),
-        {"shard.expert_outer_strategy", &shard.expert_outer_strategy}}) {
-    require(
-        !*value || ep > 1, std::string(name) + " = " + to_toml(*value) +
-                               ": it is for experts that ranks share; set parallel.ep as well");
-  }
-  if (ep == 1) return;
-  const auto key = is("parallel.ep", ep);
-  require(
-      model.from || has_experts(model),
-      key + ": the model has no experts; set model.kind = \"moe\", or remove parallel.ep");
-  require(
-      model.from || !has_experts(model) || model.experts % ep == 0,
-      key + ": it must divide " + is("model.experts", model.experts));
-  require(
-      !all.train.graph,
-      "train.graph = true: with " + key +
-          " the host waits for the numbers of rows that ranks exchange; set train.graph = false");
-  try {
-    placement_of_experts(shard);
-  } catch (const std::invalid_argument& error) {
-    const bool inner = shard.expert_strategy.has_value();
-    if (inner || shard.expert_outer_strategy) {  // else it is the same problem as shard.strategy's
-      problems.push_back(
-          (inner ? "shard.expert_strategy = " + to_toml(shard.expert_strategy)
-                 : "shard.expert_outer_strategy = " + to_toml(shard.expert_outer_strategy)) +
-          ": " + error.what());
-    }
-  }
-}
-
 }  // namespace
-
-bool has_experts(const ModelSection& model) {
-  return model.kind == "moe" ||
-         (model.kind == "hybrid" && model.pattern.find('E') != std::string::npos);
-}
 
 void check_together(const Configuration& all, std::vector<std::string>& problems) {
   const auto require = [&](bool fine, const std::string& text) {
@@ -188,7 +146,8 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
     problems.push_back(
         "shard.outer_strategy = " + to_toml(all.shard.outer_strategy) + ": " + error.what());
   }
-  check_experts_across_ranks(all, require, problems);
+  if (!model.from) check_sharing(all, model, problems);  // else when it is read
+  check_experts(all, problems);
   const bool parts = precision.compute || precision.main || precision.gradient || precision.reduce;
   require(
       !precision.recipe || !parts,

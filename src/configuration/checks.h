@@ -8,9 +8,6 @@
 
 namespace sherd {
 
-/// Returns whether a model that is described by keys has experts.
-bool has_experts(const ModelSection& model);
-
 /// Checks relations between keys; adds a line for each problem.
 void check_together(const Configuration& all, std::vector<std::string>& problems);
 

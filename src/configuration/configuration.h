@@ -85,7 +85,7 @@ struct ShardSection {
 
 /// Section [parallel]: what ranks compute together, besides data parallelism.
 struct ParallelSection {
-  int64_t cp = 1;
+  int64_t cp = 1;  // ranks = outer · dp · cp · tp, tp varying fastest
   int64_t tp = 1;
   int64_t ep = 1;
 };

@@ -213,6 +213,19 @@ template <class Section, class Visitor>
 requires std::same_as<std::remove_const_t<Section>, ParallelSection>
 void keys(Section& s, Visitor&& visit) {
   visit(
+      "cp", s.cp,
+      up_to_bits(
+          16, 1,
+          "ranks that each have chunks of the same sequences (context parallelism); 2 · cp · tp "
+          "divides data.seq (docs/parallel.md)"));
+  visit(
+      "tp", s.tp,
+      up_to_bits(
+          16, 1,
+          "ranks that each have a part of the rows of the same sequences, of the heads and of the "
+          "width of feed-forwards (tensor and sequence parallelism); divides heads, kv_heads, ffn "
+          "and data.seq"));
+  visit(
       "ep", s.ep,
       up_to_bits(
           16, 1,

@@ -8,7 +8,9 @@
 #include <cmath>
 #include <set>
 
+#include "configuration/parallel_checks.h"
 #include "configuration/strategies.h"
+#include "configuration/to_toml.h"
 #include "shard/glob.h"
 #include "sherd/models/hybrid.h"
 #include "sherd/models/llama.h"
@@ -197,10 +199,25 @@ ModelOptions options_of_folder(const ModelSection& model) {
   return options;
 }
 
+/// The meshes that a model makes its own, if it does.
+struct ModelMeshes {
+  std::optional<Mesh> sequences;
+  std::optional<Mesh> experts;
+};
+
+/// Throws, naming the keys, unless ranks can share the sequences of the model in a folder.
+void check_folder(const Configuration& configuration) {
+  std::vector<std::string> problems;
+  check_sharing(configuration, resolved(configuration.model), problems);
+  TORCH_CHECK_VALUE(
+      problems.empty(), "[train] ", *configuration.model.from, ": ", join(problems, "; "));
+}
+
 std::shared_ptr<LanguageModel> model_of_folder(
-    const Configuration& configuration, const std::optional<Mesh>& expert_mesh) {
+    const Configuration& configuration, const ModelMeshes& meshes) {
   auto options = options_of_folder(configuration.model);
-  if (expert_mesh) share_experts(options, *expert_mesh, *configuration.model.from);
+  if (meshes.sequences) check_folder(configuration);
+  if (meshes.experts) share_experts(options, *meshes.experts, *configuration.model.from);
   auto& base = base_of(options);
   const int64_t seq = configuration.data.seq;
   TORCH_CHECK_VALUE(
@@ -210,24 +227,26 @@ std::shared_ptr<LanguageModel> model_of_folder(
       "data.seq to at most ", base.sliding_window);
   base.recompute = recompute_of(configuration.train.recompute);
   base.recompute_layers = configuration.train.recompute_layers;
+  base.mesh = meshes.sequences;
   return make_model(options);
 }
 
 std::shared_ptr<LanguageModel> described_model(
-    const Configuration& configuration, const std::optional<Mesh>& expert_mesh) {
+    const Configuration& configuration, const ModelMeshes& meshes) {
   const auto& model = configuration.model;
-  if (model.from) return model_of_folder(configuration, expert_mesh);
+  if (model.from) return model_of_folder(configuration, meshes);
   auto base = llama_of(model);
   base.recompute = recompute_of(configuration.train.recompute);
   base.recompute_layers = configuration.train.recompute_layers;
+  base.mesh = meshes.sequences;
   if (model.kind == "moe") {
     MoeOptions options{base, experts_of(model)};
-    options.experts.mesh = expert_mesh;
+    options.experts.mesh = meshes.experts;
     return make_moe(options);
   }
   if (model.kind == "hybrid") {
     auto options = hybrid_of(model, base);
-    options.experts.mesh = expert_mesh;
+    options.experts.mesh = meshes.experts;
     return make_hybrid(options);
   }
   if (model.kind == "vlm") return make_vlm({base, vision_of(model)});
@@ -252,42 +271,16 @@ Dataset dataset_of(
   return Dataset(std::move(tokens), std::move(seen), data.seq, model.vocab);
 }
 
-using NamedSizes = std::vector<std::pair<std::string, int64_t>>;
-
-/// The axes of the mesh that all units are sharded over, outermost first.
-NamedSizes axes_of(const ShardSection& shard, int64_t ranks) {
-  TORCH_CHECK_VALUE(
-      ranks % shard.outer == 0, "[train] shard.outer = ", shard.outer,
-      ": it must divide the number of ranks, which is ", ranks);
-  if (shard.outer == 1) return {{"dp", ranks}};
-  return {{"dp_outer", shard.outer}, {"dp", ranks / shard.outer}};
-}
-
-/// The axes of the mesh of experts that ranks share: ranks with the same ones are along `edp`.
-NamedSizes expert_axes_of(const Configuration& configuration, int64_t ranks) {
-  const int64_t ep = configuration.parallel.ep;
-  auto axes = axes_of(configuration.shard, ranks);
-  const int64_t group = axes.back().second;
-  TORCH_CHECK_VALUE(
-      group % ep == 0, "[train] parallel.ep = ", ep, ": it must divide the ", group, " ranks",
-      configuration.shard.outer > 1
-          ? c10::str(" of each of the ", configuration.shard.outer, " groups (shard.outer)")
-          : "");
-  axes.back() = {"edp", group / ep};
-  axes.emplace_back("ep", ep);
-  return axes;
-}
-
 Mesh mesh_of_axes(const World& world, const NamedSizes& named) {
   std::vector<Axis> axes;
   for (const auto& [name, size] : named) axes.push_back({name, size});
   return Mesh(world, axes);
 }
 
-/// Collective; nothing without parallel.ep.
-std::optional<Mesh> expert_mesh_of(const Configuration& configuration, const World& world) {
-  if (configuration.parallel.ep == 1) return std::nullopt;
-  return mesh_of_axes(world, expert_axes_of(configuration, world.size()));
+/// Collective; nothing without axes.
+std::optional<Mesh> mesh_of_axes(const World& world, const std::optional<NamedSizes>& named) {
+  if (!named) return std::nullopt;
+  return mesh_of_axes(world, *named);
 }
 
 World emulated_world(const Configuration& configuration, const World& alone) {
@@ -351,24 +344,26 @@ World world_of(const Configuration& configuration) {
   return device.emulate > 0 ? emulated_world(configuration, world) : world;
 }
 
-void check_axes(const Configuration& configuration, int64_t ranks) {
-  expert_axes_of(configuration, ranks);
-}
-
-int64_t data_ranks_of(const Configuration& configuration, int64_t ranks) {
-  return ranks / (configuration.parallel.cp * configuration.parallel.tp);
-}
-
 Network network_of(const NetworkFile& file, const Configuration& configuration, int64_t ranks) {
-  auto network = network_of(file, axes_of(configuration.shard, ranks));
-  if (configuration.parallel.ep > 1) {
-    network.axes.merge(network_of(file, expert_axes_of(configuration, ranks)).axes);
-  }
+  auto network = network_of(file, data_axes_of(configuration, ranks));
+  const auto add = [&](const std::optional<NamedSizes>& axes) {
+    if (axes) network.axes.merge(network_of(file, *axes).axes);
+  };
+  const auto sequence = sequence_axes_of(configuration, ranks);
+  add(sequence);
+  add(expert_axes_of(configuration, ranks));
+  const auto& parallel = configuration.parallel;
+  if (parallel.cp == 1 || parallel.tp == 1) return network;
+  // What ranks along tp have a part of is sharded over all ranks with the same part.
+  auto lines = *sequence;
+  lines.erase(lines.end() - 2);
+  lines[lines.size() - 2] = {"dp_cp", lines[lines.size() - 2].second * parallel.cp};
+  add(lines);
   return network;
 }
 
-Mesh mesh_of(const ShardSection& shard, const World& world) {
-  return mesh_of_axes(world, axes_of(shard, world.size()));
+Mesh mesh_of(const Configuration& configuration, const World& world) {
+  return mesh_of_axes(world, data_axes_of(configuration, world.size()));
 }
 
 std::string strategy_of(const Configuration& configuration, int64_t ranks) {
@@ -382,6 +377,7 @@ UnitOptions unit_options_of(const Configuration& configuration, const Mesh& mesh
   shard.strategy = strategy_of(configuration, mesh.world().size());
   UnitOptions options;
   options.mesh = mesh;
+  options.axes = {.inner = data_axis_of(configuration), .outer = shard.outer > 1 ? "dp_outer" : ""};
   options.placement = placement_of(shard);
   options.precision = precision_of(configuration.precision);
   return options;
@@ -398,10 +394,13 @@ RootOptions root_options_of(const Configuration& configuration) {
 
 std::shared_ptr<LanguageModel> sharded_model_of(
     const Configuration& configuration, const Mesh& mesh) {
-  const auto experts = expert_mesh_of(configuration, mesh.world());
+  const auto& world = mesh.world();
+  const ModelMeshes meshes{
+      mesh_of_axes(world, sequence_axes_of(configuration, world.size())),
+      mesh_of_axes(world, expert_axes_of(configuration, world.size()))};
   const auto make = [&] {
     const MetaDevice meta;
-    return described_model(configuration, experts);
+    return described_model(configuration, meshes);
   };
   auto model = make();
   // Where there are several ranks, they check it when they load it, each what it reads.
@@ -409,7 +408,10 @@ std::shared_ptr<LanguageModel> sharded_model_of(
   if (configuration.model.from && alone) check_weights(*model, *configuration.model.from);
   auto options = unit_options_of(configuration, mesh);
   options.rules = model->rules();
-  for (auto& rule : options.rules) rule.placement = placement_of_experts(configuration.shard);
+  for (auto& rule : options.rules) {
+    const bool of_experts = rule.mesh && rule.mesh->has("edp");
+    if (of_experts) rule.placement = placement_of_experts(configuration.shard);
+  }
   const auto units = model->units();
   auto fp8 = fp8_weights_of(*model, configuration.precision, configuration.model.kind);
   const auto names = model->named_modules();

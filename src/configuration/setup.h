@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "configuration/axes.h"
 #include "configuration/configuration.h"
 #include "configuration/network_file.h"
 #include "data/dataset.h"
@@ -28,12 +29,8 @@ std::optional<c10::ScalarType> export_dtype_of(const Configuration& configuratio
 /// Returns the dtype of a checkpoint's model files.
 c10::ScalarType saved_dtype_of(const Configuration& configuration);
 World world_of(const Configuration& configuration);
-/// Makes a mesh with the axis `dp`, and `dp_outer` if shard.outer is above 1. Collective.
-Mesh mesh_of(const ShardSection& shard, const World& world);
-/// Throws unless the axes of the configuration's meshes can have so many ranks.
-void check_axes(const Configuration& configuration, int64_t ranks);
-/// Returns how many ranks, or groups of ranks that share sequences, have samples of their own.
-int64_t data_ranks_of(const Configuration& configuration, int64_t ranks);
+/// Makes the mesh that all but parts of parameters are sharded over (data_axes_of()). Collective.
+Mesh mesh_of(const Configuration& configuration, const World& world);
 /// Returns the network for a run of so many ranks, with the axes of all its meshes.
 Network network_of(const NetworkFile& file, const Configuration& configuration, int64_t ranks);
 /// Returns shard.strategy, or `no_shard` for one rank (without memory.symmetric), where gathers and

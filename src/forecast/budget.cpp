@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "configuration/axes.h"
 #include "configuration/byte_size.h"
 #include "device/device_memory.h"
 #include "forecast/device_constants.h"
@@ -302,13 +303,17 @@ Room room_in_budget(const Configuration& configuration, int64_t ranks, const Pla
     change(tried, value);
     return search.bytes_of(tried) <= budget;
   };
+  // Ranks that share sequences need some lengths.
+  const int64_t multiple = sequence_multiple_of(configuration);
+  const auto whole = [&](int64_t seq) { return seq / multiple * multiple; };
   Room room;
   room.batch = largest(configuration.data.batch, [&](int64_t batch) {
     return fits([](Configuration& tried, int64_t value) { tried.data.batch = value; }, batch);
   });
   room.seq = largest(configuration.data.seq, [&](int64_t seq) {
-    return fits([](Configuration& tried, int64_t value) { tried.data.seq = value; }, seq);
+    return fits([&](Configuration& tried, int64_t value) { tried.data.seq = whole(value); }, seq);
   });
+  room.seq = whole(room.seq);
   return room;
 }
 

@@ -13,9 +13,11 @@ inline constexpr int64_t kLibraryBytes = 150 * kMiB;    ///< kernel code, cuBLAS
 inline constexpr int64_t kWorkspaceBytes = 192 * kMiB;  ///< matrix products, in torch's allocator
 inline constexpr int64_t kCommunicatorBytes = 250 * kMiB;  ///< each NCCL communicator
 
-/// NCCL communicators of a world (its own, and one for agreement), and of each mesh axis (its own,
-/// one for gathers, one for reductions).
+/// NCCL communicators of a world (its own, and one for agreement), of each mesh axis to shard over
+/// (its own, one for gathers, one for reductions), and of each along which ranks exchange
+/// activations (its own, one for the exchanges).
 inline constexpr int64_t kCommunicators = 2;
 inline constexpr int64_t kCommunicatorsOfAxis = 3;
+inline constexpr int64_t kCommunicatorsOfExchange = 2;
 
 }  // namespace sherd

@@ -92,7 +92,11 @@ std::vector<std::pair<std::string, std::string>> facts_of(
       {"strategy", strategy_of(configuration, ranks)},
       {"precision", precision_text(configuration.precision, program)},
       {"sequence", c10::str(data.seq)},
-      {"batch", c10::str(data.batch, " x ", data.micro_batches, " micro-batches per rank")},
+      {"batch",
+       c10::str(
+           data.batch, " x ", data.micro_batches, " micro-batches per ",
+           sharing_ranks_of(configuration) > 1 ? c10::str(sharing_ranks_of(configuration), " ranks")
+                                               : "rank")},
       {"recompute", train.recompute_layers > 0 && train.recompute != "none"
                         ? c10::str(train.recompute, ", ", train.recompute_layers, " layers")
                         : train.recompute},
@@ -103,6 +107,10 @@ std::vector<std::pair<std::string, std::string>> facts_of(
     facts.insert(
         facts.begin() + 3,
         {"outer", c10::str(shard.outer, " groups, ", shard.outer_strategy, " between them")});
+  }
+  if (const auto& parallel = configuration.parallel; parallel.cp * parallel.tp > 1) {
+    facts.push_back(
+        {"sequences shared by", c10::str("cp ", parallel.cp, " x tp ", parallel.tp, " ranks")});
   }
   if (const int64_t ep = configuration.parallel.ep; ep > 1) {
     const auto& strategy = shard.expert_strategy;
@@ -133,7 +141,8 @@ RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOp
   plan.times = costs.costs.units;
   plan.timeline = price(plan.program, costs.costs);
   const auto tokens = static_cast<double>(
-      configuration.data.batch * configuration.data.micro_batches * configuration.data.seq);
+      configuration.data.batch * configuration.data.micro_batches * configuration.data.seq /
+      sharing_ranks_of(configuration));
   plan.tokens_per_second = tokens / plan.timeline->seconds;
   return plan;
 }

@@ -61,14 +61,14 @@ Rehearsal dry_run(
   const MetaTarget stands_for(target);
   const auto world =
       World::emulated({.rank = rank, .size = ranks, .device = c10::Device(c10::kMeta)});
-  const auto mesh = mesh_of(configuration.shard, world);
+  const auto mesh = mesh_of(configuration, world);
   const auto model = sharded_model_of(configuration, mesh);
   const AdamW optimizer(*model, optimizer_of(configuration, *model));
   // As torch's CUDA allocator rounds.
   MetaMemory memory(target == c10::DeviceType::CUDA ? 512 : 1);
   Recording recording(*model, [&] { return memory.live(); });
   {
-    const auto batch = batch_of(configuration);
+    const auto batch = model->part_of(batch_of(configuration));
     memory.restart_peak();
     const auto loss = call(*model, batch);
     optimizer.scale(loss * 0.5).backward();
@@ -82,6 +82,10 @@ Rehearsal dry_run(
   result.activations = memory.peak();
   for (const auto& parameter : model->parameters()) result.parameters += parameter.numel();
   result.flops_per_token = model->flops_per_token(configuration.data.seq);
+  const auto& parallel = configuration.parallel;
+  for (const int64_t size : {parallel.cp, parallel.tp, parallel.ep}) {
+    if (size > 1) ++result.exchange_axes;
+  }
   result.operations = operations_of(result.program, *model, configuration.data.seq);
   return result;
 }

@@ -27,6 +27,7 @@ struct Rehearsal {
   int64_t activations = 0;
   int64_t parameters = 0;
   double flops_per_token = 0;
+  int64_t exchange_axes = 0;                 ///< mesh axes along which ranks exchange activations
   std::vector<UnitOperations> operations{};  ///< by unit of the program
 };
 

@@ -50,9 +50,10 @@ class RehearsalRun {
         alone_(world_alone(configuration)),
         probe_(alone_.device()),
         world_(emulated(configuration, ranks, options)),
-        model_(model_of(configuration, mesh_of(configuration.shard, world_))),
+        model_(model_of(configuration, mesh_of(configuration, world_))),
         optimizer_(*model_, optimizer_of(configuration, *model_)),
-        batch_(random_batch(configuration, world_.device())) {
+        whole_(random_batch(configuration, world_.device())),
+        batch_(model_->part_of(whole_)) {
     probe_.note_communicators(configuration.memory.symmetric ? allocated_bytes(*model_).arena : 0);
     restart_memory_peaks(world_.device());
   }
@@ -79,9 +80,11 @@ class RehearsalRun {
     if (!world_.device().is_cuda()) return std::nullopt;
     auto batch = batch_;
     if (!graph_) {
-      const int64_t few = std::min<int64_t>(256, configuration_.data.seq);
-      batch.tokens = batch.tokens.narrow(1, 0, few).contiguous();
-      batch.targets = batch.targets.narrow(1, 0, few).contiguous();
+      const int64_t least = sequence_multiple_of(configuration_);
+      const int64_t few = std::min((256 + least - 1) / least * least, configuration_.data.seq);
+      batch.tokens = whole_.tokens.narrow(1, 0, few).contiguous();
+      batch.targets = whole_.targets.narrow(1, 0, few).contiguous();
+      batch = model_->part_of(batch);
     }
     std::vector<double> seconds;
     for (int i = 0; i < 5; ++i) {
@@ -147,6 +150,7 @@ class RehearsalRun {
   World world_;
   std::shared_ptr<LanguageModel> model_;
   AdamW optimizer_;
+  Batch whole_;  // of all ranks that share its sequences
   Batch batch_;
   std::optional<GraphedSteps> graph_;
 };
@@ -197,7 +201,8 @@ RehearsedWorld rehearse_one(
     result.times.units.emplace_back(result.plan.program.units()[i].name, record.units[i]);
   }
   const auto& data = configuration.data;
-  const auto tokens = static_cast<double>(data.batch * data.seq * data.micro_batches);
+  const auto tokens = static_cast<double>(
+      data.batch * data.seq * data.micro_batches / sharing_ranks_of(configuration));
   result.tokens_per_second = tokens / result.seconds;
   result.tflops = stage.flops_per_token() * result.tokens_per_second / 1e12;
   // What was measured replaces what was estimated.

@@ -4,6 +4,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "configuration/setup.h"
 #include "forecast/device_constants.h"
@@ -34,7 +36,7 @@ Costs measured_costs(const Program& program, const UnitTimes& times) {
 Costs estimated_costs(
     const Configuration& configuration, const Rehearsal& rehearsal, const DeviceSpeed& device) {
   const auto& data = configuration.data;
-  const auto tokens = static_cast<double>(data.batch * data.seq);
+  const auto tokens = static_cast<double>(data.batch * data.seq / sharing_ranks_of(configuration));
   const auto& train = configuration.train;
   Costs costs;
   const auto recomputes = [&](const UnitOperations& unit) {
@@ -53,6 +55,19 @@ Costs estimated_costs(
     costs.update = elements * kUpdateBytes / device.memory_bandwidth;
   }
   return costs;
+}
+
+/// Those of the world, of the data-parallel axes of each mesh, and of exchanges.
+int64_t communicators_of(const Rehearsal& rehearsal) {
+  std::set<std::pair<std::string, bool>> axes;  // meshes differ in the inner one
+  for (const auto& unit : rehearsal.program.units()) {
+    for (const auto& group : unit.groups) {
+      axes.emplace(group.axes.inner, false);
+      if (group.has_outer) axes.emplace(group.axes.inner, true);
+    }
+  }
+  return kCommunicators + std::ssize(axes) * kCommunicatorsOfAxis +
+         rehearsal.exchange_axes * kCommunicatorsOfExchange;
 }
 
 }  // namespace
@@ -111,11 +126,8 @@ Ledger planned_ledger(const Rehearsal& rehearsal, c10::DeviceType target, int64_
     entry.note = "assumed";
   };
   assumed("kernel workspaces", kWorkspaceBytes);
-  const bool two_axes = std::any_of(
-      rehearsal.program.units().begin(), rehearsal.program.units().end(),
-      [](const UnitSpec& unit) { return !unit.groups.empty() && unit.groups.front().has_outer; });
-  const int64_t communicators = kCommunicators + (two_axes ? 2 : 1) * kCommunicatorsOfAxis;
-  assumed("communicators", ranks > 1 ? communicators * kCommunicatorBytes : 0);
+  const int64_t communicators = ranks > 1 ? communicators_of(rehearsal) : 0;
+  assumed("communicators", communicators * kCommunicatorBytes);
   assumed("CUDA context", kContextBytes);
   assumed("kernels and libraries", kLibraryBytes);
   return ledger;

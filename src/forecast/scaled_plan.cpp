@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "configuration/axes.h"
 #include "configuration/setup.h"
 #include "configuration/strategies.h"
 
@@ -106,7 +107,9 @@ const Network& ScaledPlans::network_of_axes(const Arrangement& arrangement) {
 Network ScaledPlans::network_for(const Arrangement& arrangement, const Arrangement& of) {
   auto network = network_of_axes(arrangement);
   if (arrangement.outer == of.outer) return network;
+  const auto data_axis = data_axis_of(arranged(configuration_, arrangement));
   for (auto& [axis, link] : network.axes) {
+    if (axis == "tp" || axis == "cp" || axis == "ep") continue;
     if (axis == "dp_outer") {
       // Between groups of ranks, each sends its part of what they shard.
       const double share =
@@ -115,8 +118,8 @@ Network ScaledPlans::network_for(const Arrangement& arrangement, const Arrangeme
               : static_cast<double>(arrangement.outer) / static_cast<double>(of.outer);
       link = link_as_if(link, arrangement.outer, of.outer, share);
     } else {
-      const bool experts = axis == "edp";
-      const int64_t ranks = ranks_ / (experts ? arrangement.ep : 1);
+      const int64_t parts = axis == "edp" ? arrangement.ep : axis == data_axis ? 1 : arrangement.tp;
+      const int64_t ranks = ranks_ / parts;
       link = link_as_if(link, ranks / arrangement.outer, ranks / of.outer, 1);
     }
   }

@@ -8,7 +8,9 @@
 #include <array>
 #include <stdexcept>
 
+#include "configuration/axes.h"
 #include "configuration/checks.h"
+#include "configuration/parallel_checks.h"
 #include "configuration/setup.h"
 #include "configuration/to_toml.h"
 

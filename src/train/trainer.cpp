@@ -92,7 +92,7 @@ Trainer::Trainer(const Configuration& configuration)
       memory_(world_),
       configuration_(decided(configuration, world_)),
       results_(first() ? std::optional<Results>(configuration_) : std::nullopt),
-      mesh_(mesh_of(configuration.shard, world_)),
+      mesh_(mesh_of(configuration, world_)),
       data_(checked_training_data(configuration_, world_)),
       validation_(checked_validation_data(configuration_, world_)),
       model_(model_of(configuration_, mesh_)),
@@ -175,7 +175,7 @@ void Trainer::check_finite(const std::vector<StepMetrics>& steps) {
 }
 
 double Trainer::validate() {
-  return validation_loss(*model_, *validation_, configuration_.data.batch, world_);
+  return validation_loss(*model_, *validation_, configuration_, world_);
 }
 
 bool Trainer::validates(int64_t step) const {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "configuration/axes.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 #include "train/run_inputs.h"
@@ -23,7 +24,8 @@ TrainingStep::TrainingStep(
       data_(data),
       model_(model),
       optimizer_(optimizer),
-      sampler_(sampling_of(configuration, data, world.size())) {
+      sharing_(sharing_ranks_of(configuration)),
+      sampler_(sampling_of(configuration, data, data_ranks_of(configuration, world.size()))) {
   if (!configuration.train.graph) return;
   TORCH_CHECK_VALUE(
       !data.has_images(),
@@ -37,7 +39,7 @@ int64_t TrainingStep::targets_from(int64_t position) const {
   if (!data_.has_images()) return sampler_.samples_from(position) * configuration_.data.seq;
   int64_t targets = 0;
   for (int64_t i = 0; i < configuration_.data.micro_batches; ++i) {
-    for (int64_t rank = 0; rank < world_.size(); ++rank) {
+    for (int64_t rank = 0; rank < world_.size() / sharing_; ++rank) {
       for (const int64_t sample : sampler_.samples(position, i, rank)) {
         targets += data_.targets_in(sample);
       }
@@ -46,9 +48,13 @@ int64_t TrainingStep::targets_from(int64_t position) const {
   return targets;
 }
 
+Batch TrainingStep::part_of(const std::vector<int64_t>& samples) const {
+  return model_.part_of(data_.load(samples, world_.device()));
+}
+
 void TrainingStep::pass_without_samples() {
   if (!model_.exchanges()) return idle_pass(model_);
-  const auto loss = call(model_, data_.without_targets(world_.device()));
+  const auto loss = call(model_, model_.part_of(data_.without_targets(world_.device())));
   optimizer_.scale(loss * 0).backward();  // the experts' balance does not count either
 }
 
@@ -60,7 +66,8 @@ at::Tensor TrainingStep::run_eagerly(
     if (samples.empty()) {
       pass_without_samples();
     } else {
-      pass(data_.load(samples, world_.device()), total);
+      const auto batch = part_of(samples);
+      pass(batch, total);
     }
   }
   return total;
@@ -79,9 +86,10 @@ TrainingStep::Outcome TrainingStep::run(
   std::vector<std::vector<int64_t>> samples_of;  // by micro-batch
   int64_t mine = 0;
   for (int64_t i = 0; i < data.micro_batches; ++i) {
-    samples_of.push_back(sampler_.samples(position, i, world_.rank()));
+    samples_of.push_back(sampler_.samples(position, i, world_.rank() / sharing_));
     for (const int64_t sample : samples_of.back()) mine += data_.targets_in(sample);
   }
+  mine /= sharing_;  // each has as many of them
   const StepOptions options{.tokens = per_token ? std::optional(mine) : std::nullopt};
   const auto pass = [&](const Batch& batch, at::Tensor& total) {
     const auto loss = call(model_, batch);
@@ -89,11 +97,11 @@ TrainingStep::Outcome TrainingStep::run(
     optimizer_.scale(loss * weight).backward();
   };
   // Samples of all ranks are counted: ranks replay together, or none does.
-  const bool full = outcome.samples == data.batch * data.micro_batches * world_.size();
+  const bool full = outcome.samples == data.batch * data.micro_batches * world_.size() / sharing_;
   if (graph_ && full) {
     before_update();
     std::vector<Batch> batches;
-    for (const auto& samples : samples_of) batches.push_back(data_.load(samples, world_.device()));
+    for (const auto& samples : samples_of) batches.push_back(part_of(samples));
     if (per_token) optimizer_.set_tokens(mine);  // for the replay
     outcome.loss = graph_->run(batches, [&](const std::vector<Batch>& given, at::Tensor& sum) {
       for (const auto& batch : given) pass(batch, sum);

@@ -41,6 +41,8 @@ class TrainingStep {
 
  private:
   int64_t targets_from(int64_t position) const;
+  /// Returns this rank's part of the samples.
+  Batch part_of(const std::vector<int64_t>& samples) const;
   void pass_without_samples();
   at::Tensor run_eagerly(
       const std::vector<std::vector<int64_t>>& samples_of,
@@ -51,6 +53,7 @@ class TrainingStep {
   const Dataset& data_;
   LanguageModel& model_;
   AdamW& optimizer_;
+  int64_t sharing_;  // ranks that share each sequence
   Sampler sampler_;
   std::optional<GraphedSteps> graph_;
 };

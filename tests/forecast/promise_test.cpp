@@ -137,7 +137,7 @@ TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
     SCOPED_TRACE(name_of(one));
     const auto configuration = configuration_of(one);
     const auto planned = dry_run(configuration, world.size(), world.device().type(), world.rank());
-    const auto model = model_of(configuration, mesh_of(configuration.shard, world));
+    const auto model = model_of(configuration, mesh_of(configuration, world));
     AdamW optimizer(*model, optimizer_of(configuration, *model));
     EXPECT_GT(planned.saved_activations.back(), 0) << "of the root: of all units";
     EXPECT_GE(planned.activations, planned.saved_activations.back());
@@ -167,7 +167,7 @@ TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
 TEST(PromiseTest, EagerMemoryGivesTheSameLossesAndHoldsNothingBetweenSteps) {
   const auto losses = [](const std::string& memory) {
     auto configuration = configuration_of({"hybrid", "optim_grads_params", 1, 2, "fp32", memory});
-    const auto model = model_of(configuration, mesh_of(configuration.shard, test_world()));
+    const auto model = model_of(configuration, mesh_of(configuration, test_world()));
     AdamW optimizer(*model, optimizer_of(configuration, *model));
     std::vector<double> result;
     const auto numbers = at::TensorOptions().dtype(at::kLong).device(test_world().device());

@@ -63,7 +63,7 @@ Configuration graphed_configuration(const GraphCase& way) {
 std::vector<double> losses(const GraphCase& way, int64_t steps) {
   const auto configuration = graphed_configuration(way);
   const auto& world = test_world();
-  const auto model = model_of(configuration, mesh_of(configuration.shard, world));
+  const auto model = model_of(configuration, mesh_of(configuration, world));
   AdamW optimizer(*model, optimizer_of(configuration, *model));
   std::optional<GraphedSteps> graph;
   if (way.graph) graph.emplace(*model);
@@ -306,7 +306,7 @@ TEST_F(GraphTest, AReplayAfterAFailedPassRecoversFirst) {
 TEST_F(GraphTest, AReplayWithoutItsTokensIsRefused) {
   auto configuration = graphed_configuration({.per_token = true});
   configuration.data.micro_batches = 1;
-  const auto model = model_of(configuration, mesh_of(configuration.shard, test_world()));
+  const auto model = model_of(configuration, mesh_of(configuration, test_world()));
   AdamW optimizer(*model, optimizer_of(configuration, *model));
   const auto numbers = at::TensorOptions().dtype(at::kLong).device(test_world().device());
   const Batch batch{at::ones({1, 32}, numbers), at::ones({1, 32}, numbers)};
@@ -368,7 +368,7 @@ TEST_F(GraphTest, TwoAxesCanBeCaptured) {
 TEST_F(GraphTest, WhatCannotBeCapturedIsRefusedWithTheReason) {
   auto configuration = graphed_configuration({});
   configuration.memory.kind = "eager";
-  const auto model = model_of(configuration, mesh_of(configuration.shard, test_world()));
+  const auto model = model_of(configuration, mesh_of(configuration, test_world()));
   try {
     const StepGraph graph(*model);
     FAIL() << "eager memory was captured";
