@@ -50,8 +50,7 @@ def load(
     meta device. Each rank reads its own elements. Call it between steps. Returns the numbers of state.json (none for
     other folders). Collective; blocks; errors raise on all ranks."""
     path = Path(folder)
-    beside = [path, path.with_name(path.name + ".part"), path.with_name(path.name + ".old")]
-    if any((one / _STATE).exists() for one in beside):
+    if any(Path(f"{path}{suffix}", _STATE).exists() for suffix in ("", ".part", ".old")):  # a save may have crashed
         left_out = set(named_buffers_left_out(model))
         numbers = _C.load(sharded(model), _implementation(optimizer), os.fspath(folder), left_out)
     else:

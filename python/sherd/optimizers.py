@@ -105,6 +105,17 @@ class AdamW(torch.optim.Optimizer):
         """Returns the bytes allocated on this rank, by purpose."""
         return self._impl.allocated_bytes()
 
+    # torch's GradScaler asks for this, and then sets found_inf: without it ranks would skip steps each on their own.
+    _step_supports_amp_scaling = True
+
+    @property
+    def found_inf(self) -> None:
+        """Not supported: see scaling."""
+
+    @found_inf.setter
+    def found_inf(self, value: object) -> None:
+        raise ValueError("[sherd] AdamW does not work with torch's GradScaler: use AdamW(scaling=sherd.LossScaling())")
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises after construction: AdamW has all parameters of its model."""
         if self.param_groups:
@@ -199,7 +210,10 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
     if models and (kwargs.get("closure") is not None or any(callable(one) for one in args[1:])):
         raise ValueError("[sherd] an optimizer of a sharded model takes no closure: call backward() before step()")
     for model in models:
-        _C.leave_out_unused(model)
+        try:
+            _C.leave_out_unused(model)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}. A model has one optimizer, whose step ends the step of the model") from None
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -101,6 +101,8 @@ def _state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> dict[str, A
 
 def _load_state_dict(self: torch.nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
     """As torch's: takes whole tensors, or those of state_dict(). For roots. Collective."""
+    if assign:
+        _refuse(self, "given other tensors (assign=True)", "load_state_dict copies values into its shards")
     return load_state_dict(self, state_dict, strict=strict)
 
 

@@ -78,6 +78,29 @@ def test_settings_of_adamw_that_can_not_change():
         sherd.AdamW(net, lr=-1)
 
 
+def test_the_grad_scaler_of_torch():
+    net = shard(Net())
+    optimizer, scaler = sherd.AdamW(net), torch.amp.GradScaler("cpu")
+    scaler.scale(square(net, sample(0, 0))).backward()
+    with pytest.raises(ValueError, match="LossScaling"):
+        scaler.step(optimizer)
+
+
+def test_a_second_optimizer_of_torch_over_the_same_model():
+    net = shard(Net())
+    pieces = sherd.parameters(net)
+    optimizers = [torch.optim.SGD(part, lr=0.1) for part in (pieces[:3], pieces[3:])]
+    square(net, sample(0, 0)).backward()
+    optimizers[0].step()
+    with pytest.raises(RuntimeError, match="one optimizer"):
+        optimizers[1].step()
+
+
+def test_load_state_dict_with_assign():
+    with pytest.raises(RuntimeError, match="assign"):
+        shard(Net()).load_state_dict(Net().state_dict(), assign=True)
+
+
 def test_a_step_before_its_backwards():
     net = shard(Net())
     optimizer = sherd.AdamW(net)
