@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "configuration/axes.h"
 #include "configuration/optimizer.h"
 #include "configuration/setup.h"
 #include "data/across_ranks.h"
@@ -116,7 +117,9 @@ RunSizes Trainer::sizes() const {
   RunSizes sizes{
       .data_tokens = data_.tokens().size(),
       .samples = data_.samples(),
-      .step_samples = Sampler(sampling_of(configuration_, data_, world_.size())).samples_from(0),
+      .step_samples =
+          Sampler(sampling_of(configuration_, data_, data_ranks_of(configuration_, world_.size())))
+              .samples_from(0),
       .planned_bytes = memory_.ledger().planned()};
   for (const auto& item : model_->named_parameters()) {
     const auto shape = whole_shape(item.value());
