@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "comm/launch.h"
@@ -14,9 +15,10 @@ namespace sherd {
 /// A backend that World::from_environment() can choose.
 struct BackendEntry {
   Backend backend;
-  const char* name;  ///< as its communicators return it from backend()
-  /// Returns whether this build and machine have its devices. The first such entry is the default.
-  bool (*is_available)();
+  const char* name;        ///< as its communicators return it from backend()
+  c10::DeviceType device;  ///< of its tensors
+  /// Returns whether it suits the launch. The first such entry for a device is the default.
+  bool (*suits)(const Launch& launch);
   /// Opens it among the ranks of a launch. Collective: all ranks call it at the same point, with
   /// equal options. Blocks until all have arrived, for options.start_timeout at most, and then
   /// throws an error that names the missing ranks. Throws with the remedy if the build or the
@@ -28,7 +30,8 @@ struct BackendEntry {
 /// emulated world is opened by open_emulated() instead.
 SHERD_API std::span<const BackendEntry> backends();
 
-/// Returns the entry of the chosen backend, or of the default one.
-const BackendEntry& find_backend(std::optional<Backend> chosen);
+/// Returns the entry of the backend that the options name, or of the default one for their device.
+/// Throws c10::ValueError if they name both and they don't fit.
+const BackendEntry& find_backend(const WorldOptions& options, const Launch& launch);
 
 }  // namespace sherd

@@ -53,6 +53,8 @@ Launch from_torchrun(const Variables& variables) {
   launch.local_size = variables.number_or("LOCAL_WORLD_SIZE", whose, 1);
   launch.host = variables.word("MASTER_ADDR", whose);
   launch.port = static_cast<int>(variables.number("MASTER_PORT", whose));
+  // torchrun's store outlives ranks that it starts again; their keys must not meet older ones.
+  launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", whose, 0);
   launch.launcher_has_store = variables.has("TORCHELASTIC_USE_AGENT_STORE") &&
                               variables.word("TORCHELASTIC_USE_AGENT_STORE", whose) == "True";
   return launch;

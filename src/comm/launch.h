@@ -19,6 +19,7 @@ struct Launch {
   bool has_mpi = false;             ///< whether the launcher also starts MPI
   std::string host;                 ///< where the store is served, if there is no MPI
   int port = 0;                     ///< port of the store
+  int64_t attempt = 0;              ///< how often the launcher has started the ranks again
   bool launcher_has_store = false;  ///< the launcher itself serves the store (torchrun's agent)
 };
 

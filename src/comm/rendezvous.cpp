@@ -8,9 +8,11 @@
 
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
@@ -128,6 +130,20 @@ void await_all_ranks(c10d::Store& store, const Launch& launch, std::chrono::mill
   TORCH_CHECK_WITH(
       DistBackendError, wrong.empty(), "[comm.world] rank ", launch.rank, " of ", launch.size,
       ", start: ", wrong, " (the limit is ", in_seconds(timeout), ")");
+}
+
+c10::intrusive_ptr<c10d::Store> meet_at_launchers_store(
+    const Launch& launch, std::chrono::milliseconds timeout) {
+  static std::mutex mutex;
+  static int64_t worlds = 0;
+  // Never closed: its server may have to answer other ranks until the process ends.
+  static auto& store = *new c10::intrusive_ptr<c10d::Store>();
+  const std::lock_guard lock(mutex);
+  if (!store.defined()) store = open_store(launch, timeout);
+  auto keys = c10::make_intrusive<c10d::PrefixStore>(
+      c10::str("sherd/", launch.attempt, "/", worlds++), store);
+  await_all_ranks(*keys, launch, timeout);
+  return keys;
 }
 
 c10::intrusive_ptr<c10d::Store> lone_store() {

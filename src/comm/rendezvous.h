@@ -21,6 +21,12 @@ c10::intrusive_ptr<c10d::Store> open_store(const Launch& launch, std::chrono::mi
 /// own.
 void await_all_ranks(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout);
 
+/// Returns the keys of a new world in the one store of this process, which is the launcher's.
+/// Blocks until all ranks have arrived there; throws as open_store() and await_all_ranks().
+/// Collective.
+c10::intrusive_ptr<c10d::Store> meet_at_launchers_store(
+    const Launch& launch, std::chrono::milliseconds timeout);
+
 /// Returns a store in this process's memory, for a process alone.
 c10::intrusive_ptr<c10d::Store> lone_store();
 

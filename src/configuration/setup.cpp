@@ -333,8 +333,8 @@ c10::ScalarType saved_dtype_of(const Configuration& configuration) {
 World world_of(const Configuration& configuration) {
   const auto& device = configuration.device;
   WorldOptions options;
-  if (device.kind == "cpu") options.backend = Backend::mpi;
-  if (device.kind == "cuda") options.backend = Backend::nccl;
+  if (device.kind == "cpu") options.device = c10::kCPU;
+  if (device.kind == "cuda") options.device = c10::kCUDA;
   const auto milliseconds = [](double seconds) {
     return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
   };

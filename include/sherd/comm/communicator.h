@@ -104,7 +104,7 @@ class SHERD_API Communicator {
   const std::string& name() const { return identity_.name; }
   /// Returns the mesh axis along which it runs: its name, unless it was split off for a purpose.
   const std::string& axis() const { return identity_.axis; }
-  /// Returns the name of the backend: "mpi", "nccl" or "emulated".
+  /// Returns the name of the backend: "mpi", "tcp", "nccl" or "emulated".
   virtual std::string backend() const = 0;
 
   /// Starts an all-gather: each output receives the inputs of all ranks, in rank order, and has

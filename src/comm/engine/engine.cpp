@@ -141,7 +141,12 @@ bool Engine::advance(LaneEntry& entry) {
 void Engine::read_news() {
   try {
     peers_.receive(lanes_);
-    if (const auto error = peers_.failure()) failure_ = "another rank failed: " + *error;
+    if (const auto error = peers_.failure()) {
+      failure_ = "another rank failed: " + *error;
+    } else if (const auto loss = peers_.loss()) {
+      failure_ = *loss;
+      peers_.announce_failure(scope() + *loss);  // others may still be connected to that rank
+    }
   } catch (const std::exception& error) {
     failure_ = error.what();
   }

@@ -17,6 +17,9 @@ namespace {
 
 /// How long messages may still be on their way that a rank sent before it failed or left.
 constexpr auto kTransitTime = std::chrono::milliseconds(100);
+/// How long after the end of a connection the reason may still come: the rank may have ended
+/// because a third one failed, whose announcement is under way.
+constexpr auto kLossTime = std::chrono::milliseconds(300);
 /// How long other ranks may take to say where they are, once an operation is late.
 constexpr auto kAnswerTime = std::chrono::milliseconds(1000);
 constexpr size_t kMostAsked = 8;
@@ -33,10 +36,12 @@ LaneCounts parse_counts(const std::string& text) {
 
 }  // namespace
 
-Peers::Peers(Transport& transport) : control_(transport), size_(transport.size()) {}
+Peers::Peers(Transport& transport)
+    : transport_(transport), control_(transport), size_(transport.size()) {}
 
 void Peers::receive(const Lanes& own) {
   using Kind = ControlChannel::Kind;
+  transport_.progress();
   while (const auto message = control_.receive()) {
     const std::string text = message->text.data();
     const auto now = Operation::Clock::now();
@@ -51,11 +56,26 @@ void Peers::receive(const Lanes& own) {
     }
   }
   control_.flush_some();
+  for (const auto& [rank, why] : transport_.lost()) {
+    losses_.try_emplace(rank, Failure{why, Operation::Clock::now()});
+  }
 }
 
 std::optional<std::string> Peers::failure() const {
   if (!failure_ || Operation::Clock::now() <= failure_->heard + kTransitTime) return std::nullopt;
   return failure_->text;
+}
+
+std::optional<std::string> Peers::loss() const {
+  if (failure_) return std::nullopt;  // it says more
+  for (const auto& [rank, lost] : losses_) {
+    const bool announced = departures_.contains(rank);
+    if (announced || Operation::Clock::now() <= lost.heard + kLossTime) continue;
+    return c10::str(
+        "rank ", rank, " is gone: its process has ended, or the network to it is broken (",
+        lost.text, ")");
+  }
+  return std::nullopt;
 }
 
 void Peers::check_departed(const LaneEntry& entry) const {
@@ -64,14 +84,17 @@ void Peers::check_departed(const LaneEntry& entry) const {
     const auto found = departures_.find(rank);
     if (found == departures_.end()) continue;
     TORCH_CHECK(
-        takes_part(found->second, entry) || may_be_in_transit(found->second, entry), "rank ", rank,
+        takes_part(rank, found->second, entry) || may_be_in_transit(found->second, entry), "rank ",
+        rank,
         " has left: its process closed the world, or ended, without this operation. All ranks ",
         "must make the same calls");
   }
 }
 
-/// Returns whether the rank had submitted the operation before it left; it completes it then.
-bool Peers::takes_part(const Departure& departure, const LaneEntry& entry) const {
+/// Returns whether the rank had submitted the operation before it left; it completes it then,
+/// unless it ends before it could.
+bool Peers::takes_part(int64_t rank, const Departure& departure, const LaneEntry& entry) const {
+  if (losses_.contains(rank)) return false;
   if (entry.lane == Lanes::kNone) return false;  // sends and receives are not counted by peer
   const auto count = departure.started.find(entry.lane);
   return count != departure.started.end() && entry.number < count->second;
@@ -133,6 +156,7 @@ void Peers::flush(Milliseconds limit) noexcept {
   const auto deadline = Operation::Clock::now() + limit;
   try {
     while (!control_.flush_some() && Operation::Clock::now() < deadline) {
+      transport_.progress();
       std::this_thread::sleep_for(kFlushPause);
     }
   } catch (const std::exception&) {

@@ -25,13 +25,16 @@ class Peers {
   /// `transport` must outlive it and stay at its address.
   explicit Peers(Transport& transport);
 
-  /// Reads the messages that have arrived. A rank that asks what this one waits for gets the
-  /// description of `own`. Throws if the transport fails.
+  /// Moves messages, and reads those that have arrived. A rank that asks what this one waits for
+  /// gets the description of `own`. Throws if the transport fails.
   void receive(const Lanes& own);
 
   /// Returns the first failure that another rank announced, but not at once: operations that the
   /// other rank still took part in may complete first.
   std::optional<std::string> failure() const;
+  /// Returns an error that names a rank whose connection is lost although it has not left: its
+  /// process has ended. Not at once either: the rank may have announced why.
+  std::optional<std::string> loss() const;
   /// Throws if the operation waits for a rank that has left without it. Its message names the rank.
   void check_departed(const LaneEntry& entry) const;
   /// For an operation past its time limit: asks the ranks that it waits for where they are, and
@@ -59,7 +62,7 @@ class Peers {
 
  private:
   using Time = Operation::Clock::time_point;
-  struct Failure {
+  struct Failure {  // also a lost connection
     std::string text;
     Time heard;
   };
@@ -68,13 +71,15 @@ class Peers {
     LaneCounts started;  // by that rank
   };
 
-  bool takes_part(const Departure& departure, const LaneEntry& entry) const;
+  bool takes_part(int64_t rank, const Departure& departure, const LaneEntry& entry) const;
   bool may_be_in_transit(const Departure& departure, const LaneEntry& entry) const;
 
+  Transport& transport_;
   ControlChannel control_;
   int64_t size_;
   std::optional<Failure> failure_;
   std::map<int64_t, Departure> departures_;  // by rank
+  std::map<int64_t, Failure> losses_;        // by rank
   std::map<int64_t, std::string> answers_;   // by rank, to the newest question
   bool leaving_announced_ = false;
   NoticeBoard notices_;

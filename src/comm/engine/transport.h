@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -33,8 +34,15 @@ class Transport {
   virtual std::unique_ptr<Request> receive(int64_t peer, int tag, void* data, int64_t bytes) = 0;
   /// Starts a receive of at most `bytes` bytes from any rank.
   virtual std::unique_ptr<Request> receive_any(int tag, void* data, int64_t bytes) = 0;
-  /// Closes the transport on all ranks together. Collective; blocks, without a limit. Destroying a
-  /// transport without it leaves the other ranks alone.
+  /// Moves the messages under way. To be called before requests are tested. Default: nothing, for a
+  /// transport whose requests do it in test().
+  virtual void progress() {}
+  /// Returns the ranks whose connection is lost, with the reason, as far as progress() has noticed.
+  /// Sends to them count as done, receives from them never are. Default: none, for a transport
+  /// whose launcher ends all ranks together.
+  virtual std::map<int64_t, std::string> lost() const { return {}; }
+  /// Closes the transport on all ranks together. Collective; may block without a limit. Destroying
+  /// a transport without it leaves the other ranks alone.
   virtual void finish() = 0;
 };
 

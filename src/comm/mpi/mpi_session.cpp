@@ -36,7 +36,8 @@ std::unique_ptr<Session> open_mpi(const Launch& launch, const WorldOptions& opti
   TORCH_CHECK_VALUE(
       launch.has_mpi || launch.launcher == Launcher::alone, "[comm.world] ",
       to_text(launch.launcher),
-      " started CPU ranks, which talk through MPI: start them with mpirun -n ", launch.size,
+      " started CPU ranks without MPI, but the backend mpi was chosen: use the backend tcp, or ",
+      "start the ranks with mpirun -n ", launch.size,
       launch.launcher == Launcher::srun ? ", with srun --mpi=pmix" : "", " or with --ranks ",
       launch.size);
   const Session::Location location{

@@ -9,8 +9,6 @@
 
 #include <cstdlib>
 #include <exception>
-#include <mutex>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -56,21 +54,6 @@ class NcclSession final : public Session {
   std::unique_ptr<RankLinks> links_;
 };
 
-/// Returns the keys of a new world in the one store of this process, at which the ranks of a
-/// launcher without MPI meet. Blocks until they have.
-c10::intrusive_ptr<c10d::Store> meet_without_mpi(
-    const Launch& launch, const WorldOptions& options) {
-  static std::mutex mutex;
-  static int64_t worlds = 0;
-  // Never closed: its server may have to answer other ranks until the process ends.
-  static auto& store = *new c10::intrusive_ptr<c10d::Store>();
-  const std::lock_guard lock(mutex);
-  if (!store.defined()) store = open_store(launch, options.start_timeout);
-  auto keys = c10::make_intrusive<c10d::PrefixStore>(c10::str("sherd/", worlds++), store);
-  await_all_ranks(*keys, launch, options.start_timeout);
-  return keys;
-}
-
 c10::Device choose_gpu(const Launch& launch) {
   const int64_t gpus = gpu_count();
   TORCH_CHECK_VALUE(
@@ -103,7 +86,7 @@ std::unique_ptr<Session> open_nccl(const Launch& launch, const WorldOptions& opt
   if (launch.has_mpi) links->mpi = open_mpi(launch, options);
   auto store = alone        ? lone_store()
                : links->mpi ? shared_store(links->mpi->communicator(), options.start_timeout)
-                            : meet_without_mpi(launch, options);
+                            : meet_at_launchers_store(launch, options.start_timeout);
   if (!alone) {
     links->departures = std::make_shared<Departures>(store, launch.rank);
     leave_at_exit(links->departures);

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/engine/transport.h"
+#include "comm/tcp/descriptor.h"
+
+namespace sherd {
+
+/// Returns a transport over connections that exist: `sockets[k]` leads to rank k and does not
+/// block; this rank's own is empty. See Note [How a message travels].
+std::unique_ptr<Transport> tcp_transport(int64_t rank, std::vector<Descriptor> sockets);
+
+}  // namespace sherd
