@@ -26,9 +26,24 @@ int64_t ranks_of(const Configuration& configuration, const PlanOptions& options)
   return std::max(configuration.device.emulate, configuration.device.ranks);
 }
 
+void add_exchange(const ExchangeSpec& one, const Network& network, AxisTraffic& row) {
+  row.axis = one.axis;
+  row.collective = to_text(one.kind);
+  ++row.calls;
+  row.bytes += one.bytes;
+  row.wire += wire_bytes(collective_of(one.kind), one.bytes, one.ranks);
+  row.seconds += seconds(network, one);
+}
+
 std::vector<AxisTraffic> traffic_of_step(const Program& program, const Network& network) {
   std::map<std::pair<std::string, Collective>, AxisTraffic> rows;
+  std::map<std::pair<std::string, ExchangeKind>, AxisTraffic> exchanges;
   for (const auto* section : program.step()) {
+    for (int32_t position = 0; position < std::ssize(program.exchanges()); ++position) {
+      for (const auto& one : program.exchanges_in(*section, position)) {
+        add_exchange(one, network, exchanges[{one.axis, one.kind}]);
+      }
+    }
     for (const auto& one : section->instructions) {
       const auto collective = collective_of(one);
       if (!collective) continue;
@@ -48,6 +63,7 @@ std::vector<AxisTraffic> traffic_of_step(const Program& program, const Network& 
   }
   std::vector<AxisTraffic> result;
   for (auto& [key, row] : rows) result.push_back(std::move(row));
+  for (auto& [key, row] : exchanges) result.push_back(std::move(row));
   return result;
 }
 

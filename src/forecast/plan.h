@@ -41,10 +41,10 @@ struct PlanOptions {
   int64_t free_memory = 0;
 };
 
-/// The collectives of one kind in a step over one axis.
+/// The collectives, or the exchanges of activations, of one kind in a step over one axis.
 struct AxisTraffic {
   std::string axis;        ///< mesh axis
-  std::string collective;  ///< kind of collective
+  std::string collective;  ///< kind of collective or exchange
   int64_t calls = 0;       ///< number of collectives
   int64_t bytes = 0;       ///< bytes of the full sides
   int64_t wire = 0;        ///< bytes that this rank sends

@@ -80,7 +80,7 @@ nlohmann::ordered_json timeline_json(const RunPlan& plan) {
                           : plan.program.units()[static_cast<size_t>(span.unit)].name;
     spans.push_back(
         {{"stream", static_cast<int>(span.stream)},
-         {"action", to_text(span.action)},
+         {"action", span.exchange ? to_text(*span.exchange) : to_text(span.action)},
          {"unit", unit},
          {"section", span.section},
          {"begin", span.begin},

@@ -12,15 +12,23 @@
 
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "comm/streams.h"
 #include "nn/weight_gradient.h"
+#include "shard/exchange_call.h"
 
 namespace sherd {
 
 /// The ranks along the axis, and their communicator.
-struct Exchange::Line {
+struct Exchange::Line : std::enable_shared_from_this<Line> {
+  Line(const Mesh& of_mesh, const std::string& along, const std::string& what_for)
+      : mesh(of_mesh),
+        axis(along),
+        purpose(what_for),
+        rank(mesh.coordinate(axis)),
+        size(mesh.size(axis)) {}
   Mesh mesh;
   std::string axis;
   std::string purpose;
@@ -32,12 +40,28 @@ struct Exchange::Line {
   std::string scope(const char* operation) const {
     return c10::str("[nn] ", operation, " of '", purpose, "' along '", axis, "': ");
   }
-  at::Tensor gather(const at::Tensor& x, int64_t dim) const;
+  /// Returns an exchange of this tensor for the program and the other ranks.
+  ExchangeCall call(ExchangeKind kind, at::TensorList tensors, int64_t bytes) const {
+    return {
+        .kind = kind,
+        .communicator = communicator,
+        .world_ranks = mesh.ranks(axis),
+        .owner = shared_from_this(),
+        .axis = axis,
+        .purpose = purpose,
+        .tensors = tensors,
+        .bytes = bytes};
+  }
+  std::vector<at::Tensor> gather(at::TensorList tensors, at::IntArrayRef dims) const;
+  at::Tensor gather(const at::Tensor& x, int64_t dim) const {
+    return gather(at::TensorList(x), dim).front();
+  }
   at::Tensor scatter(const at::Tensor& x, int64_t dim) const;
   at::Tensor move_rows(
       const at::Tensor& rows,
       const std::vector<int64_t>& sent,
-      const std::vector<int64_t>& received) const;
+      const std::vector<int64_t>& received,
+      std::optional<int64_t> mean_rows) const;
   at::Tensor move_dims(const at::Tensor& x, int64_t split_dim, int64_t join_dim) const;
   at::Tensor cut(const char* operation, const at::Tensor& x, int64_t dim) const;
 };
@@ -114,6 +138,17 @@ int64_t checked_dim(const at::Tensor& x, int64_t dim, const std::string& scope) 
   return dim < 0 ? dim + x.dim() : dim;
 }
 
+int64_t bytes_of(const at::Tensor& x) {
+  return x.numel() * x.element_size();
+}
+
+/// Returns `rows` divided among ranks as evenly as possible.
+std::vector<int64_t> even_parts(int64_t rows, int64_t ranks) {
+  std::vector<int64_t> parts(static_cast<size_t>(ranks), rows / ranks);
+  for (int64_t i = 0; i < rows % ranks; ++i) ++parts[static_cast<size_t>(i)];
+  return parts;
+}
+
 std::vector<int64_t> times(const std::vector<int64_t>& counts, int64_t factor) {
   auto result = counts;
   for (auto& count : result) count *= factor;
@@ -132,35 +167,53 @@ at::Tensor Exchange::Line::cut(const char* operation, const at::Tensor& x, int64
   return x.unflatten(dim, {size, x.size(dim) / size}).movedim(dim, 0).contiguous();
 }
 
-at::Tensor Exchange::Line::gather(const at::Tensor& x, int64_t dim) const {
-  const auto part = x.contiguous();
-  const Joined joined(part, dim, size);
-  if (!x.is_meta()) communicator->all_gather(joined.arrivals(), part, stream_of(x)).wait();
-  return joined.result();
+/// One operation for all. `dims`: of each tensor.
+std::vector<at::Tensor> Exchange::Line::gather(at::TensorList tensors, at::IntArrayRef dims) const {
+  std::vector<Joined> joined;
+  std::vector<Transfer> transfers;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto part = tensors[i].contiguous();
+    joined.emplace_back(part, dims[i], size);
+    transfers.push_back({joined.back().arrivals(), part});
+    bytes += size * bytes_of(part);
+  }
+  make_exchange(call(ExchangeKind::gather_rows, tensors, bytes), [&] {
+    communicator->all_gather(transfers, stream_of(tensors.front())).wait();
+  });
+  std::vector<at::Tensor> results;
+  for (const auto& one : joined) results.push_back(one.result());
+  return results;
 }
 
 at::Tensor Exchange::Line::scatter(const at::Tensor& x, int64_t dim) const {
   const auto parts = cut("scatter_sum", x, dim);
   auto result = at::empty(parts.sizes().slice(1), parts.options());
-  if (!x.is_meta()) {
+  make_exchange(call(ExchangeKind::scatter_sum, x, bytes_of(parts)), [&] {
     communicator->reduce_scatter(result, parts, Reduction::sum(), stream_of(x)).wait();
-  }
+  });
   return result;
 }
 
 at::Tensor Exchange::Line::move_rows(
     const at::Tensor& rows,
     const std::vector<int64_t>& sent,
-    const std::vector<int64_t>& received) const {
+    const std::vector<int64_t>& received,
+    std::optional<int64_t> mean_rows) const {
   const auto dense = rows.contiguous();
   auto shape = dense.sizes().vec();
   const auto row = c10::multiply_integers(shape.begin() + 1, shape.end());
   shape[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
   auto result = at::empty(shape, dense.options());
-  if (!rows.is_meta()) {
+  const int64_t moved = mean_rows.value_or(dense.size(0));
+  auto exchange = call(ExchangeKind::all_to_all, dense, moved * row * dense.element_size());
+  exchange.routed = mean_rows.has_value();
+  exchange.sent = sent;
+  exchange.received = received;
+  make_exchange(exchange, [&] {
     communicator->all_to_all(result, dense, times(received, row), times(sent, row), stream_of(rows))
         .wait();
-  }
+  });
   return result;
 }
 
@@ -168,9 +221,9 @@ at::Tensor Exchange::Line::move_dims(
     const at::Tensor& x, int64_t split_dim, int64_t join_dim) const {
   const auto parts = cut("all_to_all_dims", x, split_dim);
   const Joined joined(parts[0], join_dim, size);
-  if (!x.is_meta()) {
+  make_exchange(call(ExchangeKind::all_to_all_dims, x, bytes_of(parts)), [&] {
     communicator->all_to_all(joined.arrivals(), parts, {}, {}, stream_of(x)).wait();
-  }
+  });
   return joined.result();
 }
 
@@ -179,8 +232,7 @@ at::Tensor Exchange::Line::move_dims(
 Exchange::Exchange(const Mesh& mesh, const std::string& axis, const std::string& purpose) {
   TORCH_CHECK_VALUE(
       !purpose.empty(), "[nn] an exchange along '", axis, "' has no purpose: name what it is for");
-  auto line = std::make_shared<Line>(Line{mesh, axis, purpose, mesh.coordinate(axis)});
-  line->size = mesh.size(axis);
+  auto line = std::make_shared<Line>(mesh, axis, purpose);
   if (line->size > 1) line->communicator = &line->mesh.communicator(axis, "exchange " + purpose);
   line_ = std::move(line);
 }
@@ -206,6 +258,14 @@ at::Tensor Exchange::gather_rows(const at::Tensor& x, int64_t dim) const {
       [line = line_, along](const at::Tensor& gradient) { return line->scatter(gradient, along); });
 }
 
+std::vector<at::Tensor> Exchange::gather_rows_together(at::TensorList tensors, int64_t dim) const {
+  const c10::NoGradGuard no_grad;
+  std::vector<int64_t> dims;
+  for (const auto& x : tensors) dims.push_back(checked_dim(x, dim, line_->scope("gather_rows")));
+  if (size() == 1 || tensors.empty()) return tensors.vec();
+  return line_->gather(tensors, dims);
+}
+
 at::Tensor Exchange::scatter_sum(const at::Tensor& x, int64_t dim) const {
   const int64_t along = checked_dim(x, dim, line_->scope("scatter_sum"));
   if (size() == 1) return x;
@@ -217,7 +277,8 @@ at::Tensor Exchange::scatter_sum(const at::Tensor& x, int64_t dim) const {
 at::Tensor Exchange::all_to_all(
     const at::Tensor& rows,
     std::span<const int64_t> sent,
-    std::span<const int64_t> received) const {
+    std::span<const int64_t> received,
+    std::optional<int64_t> mean_rows) const {
   const auto scope = line_->scope("all_to_all");
   checked_dim(rows, 0, scope);
   const std::vector<int64_t> going(sent.begin(), sent.end());
@@ -234,11 +295,11 @@ at::Tensor Exchange::all_to_all(
   if (size() == 1) return rows;
   return exchange(
       rows,
-      [line = line_, going, coming](const at::Tensor& x) {
-        return line->move_rows(x, going, coming);
+      [line = line_, going, coming, mean_rows](const at::Tensor& x) {
+        return line->move_rows(x, going, coming, mean_rows);
       },
-      [line = line_, going, coming](const at::Tensor& gradient) {
-        return line->move_rows(gradient, coming, going);
+      [line = line_, going, coming, mean_rows](const at::Tensor& gradient) {
+        return line->move_rows(gradient, coming, going, mean_rows);
       });
 }
 
@@ -261,24 +322,30 @@ at::Tensor Exchange::sum_numbers(const at::Tensor& x) const {
   const c10::NoGradGuard no_grad;
   if (size() == 1) return x.detach();
   auto sum = x.detach().clone(at::MemoryFormat::Contiguous);
-  if (!x.is_meta()) {
+  make_exchange(line_->call(ExchangeKind::sum_numbers, sum, bytes_of(sum)), [&] {
     line_->communicator->all_reduce(sum, Reduction::sum(), stream_of(x)).wait();
-  }
+  });
   return sum;
 }
 
-ExchangedCounts Exchange::exchange_counts(const at::Tensor& sent) const {
+ExchangedCounts Exchange::exchange_counts(
+    const at::Tensor& sent, std::optional<int64_t> rows) const {
   const auto scope = line_->scope("exchange_counts");
   checked_dim(sent, 0, scope);
   TORCH_CHECK_VALUE(
       sent.size(0) == size() && !sent.is_floating_point(), scope, "counts of ", sent.sizes(),
       " in ", sent.scalar_type(), ": they are integers, [", size(), ", ..] for as many ranks");
   TORCH_CHECK_VALUE(
-      !sent.is_meta(), scope,
-      "counts have no values on the meta device: take all parts to be equal there");
+      !sent.is_meta() || rows, scope,
+      "counts have no values on the meta device: say how many rows they stand for");
   const auto going = sent.to(at::kLong).contiguous();
   auto coming = size() == 1 ? going : at::empty_like(going);
-  if (size() > 1) line_->communicator->all_to_all(coming, going, {}, {}, stream_of(sent)).wait();
+  if (size() > 1) {
+    make_exchange(line_->call(ExchangeKind::exchange_counts, going, bytes_of(going)), [&] {
+      line_->communicator->all_to_all(coming, going, {}, {}, stream_of(sent)).wait();
+    });
+  }
+  if (sent.is_meta()) return {coming, even_parts(*rows, size()), even_parts(*rows, size())};
   const auto rows_of = [&](const at::Tensor& counts) { return counts.view({size(), -1}).sum(1); };
   const auto on_host = at::stack({rows_of(going), rows_of(coming)}).cpu();
   const auto* first = on_host.const_data_ptr<int64_t>();

@@ -23,13 +23,6 @@ at::Tensor counts_of(const at::Tensor& end_E) {
   return (end_E - begin_E).to(at::kLong);
 }
 
-/// Returns `rows` divided among ranks as evenly as possible.
-std::vector<int64_t> even_parts(int64_t rows, int64_t ranks) {
-  std::vector<int64_t> parts(static_cast<size_t>(ranks), rows / ranks);
-  for (int64_t i = 0; i < rows % ranks; ++i) ++parts[static_cast<size_t>(i)];
-  return parts;
-}
-
 /// Returns for each row, in the order of experts, its number among those that arrive: the ranks'
 /// rows one after another, each sorted by expert. Does not wait.
 at::Tensor order_of_arrivals(const at::Tensor& counts_NL, int64_t rows) {
@@ -46,32 +39,30 @@ ExpertDispatch::ExpertDispatch(
     : ends_(end_E) {
   if (!ranks || ranks->size() == 1) return;
   const int64_t count = ranks->size(), experts = end_E.size(0) / count;
+  auto counts = ranks->exchange_counts(counts_of(end_E).view({count, experts}), rows);
   if (end_E.is_meta()) {
-    const auto parts = even_parts(rows, count);
-    route_ = c10::make_intrusive<Route>(*ranks, parts, parts);
     order_ = at::empty({rows}, end_E.options().dtype(at::kLong));
     ends_ = at::empty({experts}, end_E.options());
-    return;
+  } else {
+    const auto& [arriving_NL, sent, received] = counts;
+    const auto arrivals = std::accumulate(received.begin(), received.end(), int64_t{0});
+    order_ = order_of_arrivals(arriving_NL, arrivals);
+    ends_ = arriving_NL.sum(0).cumsum(0).to(at::kInt);
   }
-  auto counts = ranks->exchange_counts(counts_of(end_E).view({count, experts}));
-  const auto& [arriving_NL, sent, received] = counts;
-  const auto arrivals = std::accumulate(received.begin(), received.end(), int64_t{0});
-  order_ = order_of_arrivals(arriving_NL, arrivals);
-  ends_ = arriving_NL.sum(0).cumsum(0).to(at::kInt);
-  route_ = c10::make_intrusive<Route>(
-      *ranks, std::move(counts.sent_rows), std::move(counts.received_rows));
+  route_ = c10::make_intrusive<Route>(*ranks, std::move(counts), rows);
 }
 
 at::Tensor ExpertDispatch::to_experts(const at::Tensor& rows) const {
   if (!moves()) return rows;
-  const auto arrived = route_->exchange.all_to_all(rows, route_->sent, route_->received);
+  const auto arrived =
+      route_->exchange.all_to_all(rows, route_->sent, route_->received, route_->mean_rows);
   return arrived.index_select(0, order_);
 }
 
 at::Tensor ExpertDispatch::from_experts(const at::Tensor& rows) const {
   if (!moves()) return rows;
   const auto leaving = at::empty_like(rows).index_copy_(0, order_, rows);
-  return route_->exchange.all_to_all(leaving, route_->received, route_->sent);
+  return route_->exchange.all_to_all(leaving, route_->received, route_->sent, route_->mean_rows);
 }
 
 }  // namespace sherd

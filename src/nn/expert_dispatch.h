@@ -20,13 +20,15 @@ class ExpertDispatch {
  public:
   /// What an autograd function keeps for its backward, besides the tensors.
   struct Route : torch::CustomClassHolder {
-    Route(Exchange ranks, std::vector<int64_t> from_tokens, std::vector<int64_t> to_experts)
+    Route(Exchange ranks, ExchangedCounts counts, int64_t rows)
         : exchange(std::move(ranks)),
-          sent(std::move(from_tokens)),
-          received(std::move(to_experts)) {}
+          sent(std::move(counts.sent_rows)),
+          received(std::move(counts.received_rows)),
+          mean_rows(rows) {}
     Exchange exchange;
     std::vector<int64_t> sent;      // rows that go to each rank
     std::vector<int64_t> received;  // rows that come from each rank
+    int64_t mean_rows;              // of this rank's tokens: as many arrive in the mean
   };
 
   /// `end_E`: one past the last row of each of all E experts. With several ranks they exchange how

@@ -25,7 +25,7 @@ namespace {
 // They are the same if and only if all ranks said the same. A field without a value is the least
 // number in both places, which changes neither. The flags follow: one rank's is enough.
 enum Field : size_t { kKind, kNumber, kHash, kDetail, kCompared };
-enum Flag : size_t { kFindings = 2 * kCompared, kNewRecomputes, kValues };
+enum Flag : size_t { kFindings = 2 * kCompared, kNewRecomputes, kNewExchanges, kValues };
 constexpr int64_t kNoValue = std::numeric_limits<int64_t>::min();
 
 /// The copy of the records to the host, on the side stream.
@@ -98,6 +98,7 @@ void RankRecords::start(const Record& record, Words words) {
   if (!record.hash) values[2 * kHash] = values[2 * kHash + 1] = kNoValue;
   values[kFindings] = record.has_findings;
   values[kNewRecomputes] = record.new_recomputes;
+  values[kNewExchanges] = record.new_exchanges;
   send();
 }
 
@@ -110,6 +111,7 @@ void RankRecords::start_following(bool has_findings) {
   std::fill_n(values, 2 * kCompared, kNoValue);
   values[kFindings] = has_findings;
   values[kNewRecomputes] = 1;  // its own order is no longer known to be that of all
+  values[kNewExchanges] = 0;
   send();
 }
 
@@ -181,6 +183,7 @@ void RankRecords::check(bool block) {
   const auto* values = host_record_.const_data_ptr<int64_t>();
   any_findings_ = any_findings_ || values[kFindings] != 0;
   new_recomputes_ = new_recomputes_ || values[kNewRecomputes] != 0;
+  new_exchanges_ = new_exchanges_ || values[kNewExchanges] != 0;
   for (size_t field = 0; field < kCompared; ++field) {
     if (!agrees(field)) refuse(!follows_, !follows_, sent_, words_());
   }

@@ -32,6 +32,7 @@ class RankRecords {
     int64_t detail = 0;             ///< must be equal: the pass, or the unit
     bool has_findings = false;      ///< the rank has findings to report; ranks may differ
     bool new_recomputes = false;    ///< the rank recomputed what the program does not expect
+    bool new_exchanges = false;     ///< the rank has recorded exchanges for the program
 
     /// A pass begins: the `pass`-th of the step that communicates. `flags` are below 256.
     static Record of_pass(int64_t step, int64_t fingerprint, int64_t pass, int64_t flags) {
@@ -86,6 +87,8 @@ class RankRecords {
   bool take_findings_flag() { return std::exchange(any_findings_, false); }
   /// The same for recomputes that the program does not expect.
   bool take_new_recomputes() { return std::exchange(new_recomputes_, false); }
+  /// The same for exchanges that were recorded for the program.
+  bool take_new_exchanges() { return std::exchange(new_exchanges_, false); }
 
   /// For a rank without data: joins the next record of the others, whatever it says. Only
   /// `has_findings` is this rank's own.
@@ -133,6 +136,7 @@ class RankRecords {
   bool open_ = false;
   bool any_findings_ = false;
   bool new_recomputes_ = false;
+  bool new_exchanges_ = false;
 };
 
 }  // namespace sherd

@@ -3,11 +3,15 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "checkpoint/shared_folder.h"
 #include "models/training.h"
 #include "ranks/rank_world.h"
 #include "sherd/models/hybrid.h"
 #include "sherd/models/moe.h"
+#include "sherd/shard/diagnostics.h"
+#include "sherd/shard/module.h"
 
 namespace sherd::testing {
 namespace {
@@ -110,6 +114,48 @@ TEST_P(ExpertParallelTest, LearnsTheSameWithRecompute) {
   for (const int64_t ep : sharing_ranks(1)) {
     expect_like_alone(ep, {.world = test_world()}, {.recompute = Recompute::full});
     expect_like_alone(ep, {.world = test_world()}, {.recompute = Recompute::selective});
+  }
+}
+
+/// Per layer of experts: the counts, the rows there, the weights of the rows, and the results back;
+/// in the backward the rows there again unless they were kept, their gradients there, and the
+/// gradients of weights and rows back.
+TEST_P(ExpertParallelTest, TheProgramOfADryRunHasTheExchangesOfTheRun) {
+  for (const int64_t ep : sharing_ranks(1)) {
+    for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      SCOPED_TRACE(c10::str("ep ", ep, ", recompute ", static_cast<int>(recompute)));
+      auto run = sharing(ep, {.world = test_world()}, {.recompute = recompute});
+      const int64_t samples = 2 * test_world().size(), mine = 2 * test_world().rank();
+      run.train(samples, mine, mine + 2);
+      const auto world = World::emulated(
+          {.rank = test_world().rank(), .size = test_world().size(), .device = at::kMeta});
+      const Mesh experts(world, {{"edp", world.size() / ep}, {"ep", ep}});
+      Training dry(GetParam().make(experts), {.recompute = recompute}, {.world = world});
+      call(dry.model(), sample(0, 0, false, at::kMeta)).backward();
+      const auto known = program(run.model()).exchanges();
+      EXPECT_EQ(known, program(dry.model()).exchanges());
+      std::map<ExchangePass, int64_t> calls;
+      int64_t rows_there = 0;
+      for (const auto& call : known) {
+        for (const auto& one : call) {
+          ++calls[one.pass];
+          EXPECT_EQ(one.axis, "ep");
+          EXPECT_EQ(one.ranks, ep);
+          EXPECT_EQ(one.routed, one.kind == ExchangeKind::all_to_all);
+          // Rows of fp32 for each token and each of its two experts.
+          rows_there += one.bytes == kSeq * 2 * 32 * 4;
+        }
+      }
+      const int64_t layers = std::string(GetParam().name) == "moe" ? 5 : 1;
+      EXPECT_EQ(calls[ExchangePass::forward], 4 * layers);
+      EXPECT_EQ(calls[ExchangePass::recompute] > 0, recompute == Recompute::full);
+      EXPECT_EQ(
+          calls[ExchangePass::backward], (recompute == Recompute::selective ? 4 : 3) * layers);
+      EXPECT_GE(rows_there, 4 * layers);
+      const int64_t all = calls[ExchangePass::forward] + calls[ExchangePass::recompute] +
+                          calls[ExchangePass::backward];
+      EXPECT_EQ(program(run.model()).traffic().exchanges.at("ep").calls, 2 * all);
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "comm/emulated/recorded_calls.h"
+#include "kernels/fp8/encode.h"
 #include "ranks/rank_world.h"
 #include "sherd/nn/recompute.h"
 
@@ -201,6 +202,38 @@ TEST_F(ExchangeTest, IntegersAreMovedWithoutGradients) {
   }
 }
 
+TEST_F(ExchangeTest, RowsInFp8ArriveWithTheirScalesBitByBit) {
+  const auto rows_of = [&](int64_t r) {
+    return encode_rows(values({6, 32}, r).to(at::kFloat), Scaling::row);
+  };
+  Tensors bytes, scales;
+  for (int64_t r = 0; r < size; ++r) {
+    const auto rows = rows_of(r);
+    bytes.push_back(rows.values.view(at::kByte));
+    scales.push_back(rows.scales);
+  }
+  const auto device = test_world().device();
+  const auto mine = rows_of(rank);
+  const Tensors sent{mine.values.to(device), mine.scales.to(device)};
+  for (int64_t dim : {0, 1}) {
+    if (dim == 1 && scales[0].dim() == 1) continue;
+    const auto found = exchange.gather_rows_together(sent, dim);
+    ASSERT_EQ(found.size(), 2u);
+    EXPECT_EQ(found[0].scalar_type(), at::kFloat8_e4m3fn);
+    EXPECT_TRUE(at::equal(found[0].cpu().view(at::kByte), at::cat(bytes, dim)));
+    EXPECT_TRUE(at::equal(found[1].cpu(), at::cat(scales, dim)));
+  }
+  EXPECT_TRUE(exchange.gather_rows_together({}, 0).empty());
+  // Each rank's first row goes to rank 0, and so on.
+  if (size > 6) return;
+  const auto ones = Counts(static_cast<size_t>(size), 1);
+  const auto part = sent[0].slice(0, 0, size);
+  const auto moved = exchange.all_to_all(part, ones, ones);
+  Tensors wanted;
+  for (const auto& of_rank : bytes) wanted.push_back(of_rank.slice(0, rank, rank + 1));
+  EXPECT_TRUE(at::equal(moved.cpu().view(at::kByte), at::cat(wanted)));
+}
+
 TEST_F(ExchangeTest, SumNumbersAddsAndNoGradientFlows) {
   const auto device = test_world().device();
   auto x = (at::arange(6, at::kFloat).view({2, 3}) * (rank + 1)).to(device).t();
@@ -312,7 +345,13 @@ TEST_F(ExchangeTest, OnTheMetaDeviceThereAreShapesAndNothingIsSent) {
   EXPECT_EQ(four.sum_numbers(x).sizes(), x.sizes());
   gathered.sum().backward();
   EXPECT_EQ(x.grad().sizes(), x.sizes());
-  EXPECT_THROW(four.exchange_counts(at::empty({4}, x.options().dtype(at::kLong))), c10::ValueError);
+  const auto counts = at::empty({4, 2}, at::TensorOptions(at::kLong).device(at::kMeta));
+  EXPECT_THROW(four.exchange_counts(counts), c10::ValueError);
+  const auto found = four.exchange_counts(counts, 10);
+  EXPECT_EQ(found.received.sizes(), counts.sizes());
+  EXPECT_EQ(found.sent_rows, (Counts{3, 3, 2, 2}));
+  EXPECT_EQ(found.received_rows, found.sent_rows);
+  EXPECT_EQ(four.gather_rows_together({x, counts}, 0)[1].sizes(), (Counts{16, 2}));
   EXPECT_TRUE(recorded_calls(world.communicator()).empty());
 }
 

@@ -41,6 +41,14 @@ struct ExchangedCounts {
 /// the other ranks send what the emulation says. Results are dense. Second derivatives throw, and
 /// so do shapes that don't fit.
 ///
+/// Exchanges in a unit's forward and backward are part of the program: the first training pass
+/// records them (also on the meta device), and Program::exchanges() has them from then on. Ranks
+/// along the axis compare what they are about to exchange before they do it for the first time, and
+/// whenever a rank exchanges something else than in the pass before; the host waits for that. If
+/// they differ, all of them throw an error that names two ranks, their units and exchanges. A rank
+/// that never comes is an error after WorldOptions::operation_timeout. Exchanges outside of units
+/// are neither recorded nor compared.
+///
 /// Floating point of 16 bits or more has gradients; other dtypes are moved without.
 class SHERD_API Exchange {
  public:
@@ -56,16 +64,21 @@ class SHERD_API Exchange {
   /// Returns the ranks' tensors joined along `dim`, in the order of the ranks (an all-gather). All
   /// have one shape. Backward: scatter_sum.
   at::Tensor gather_rows(const at::Tensor& x, int64_t dim) const;
+  /// Returns the same of several tensors, in one operation and without gradients: of rows in fp8
+  /// and their scales, in a function that has a backward of its own.
+  std::vector<at::Tensor> gather_rows_together(at::TensorList tensors, int64_t dim) const;
   /// Returns this rank's part, along `dim`, of the sum over the ranks (a reduce-scatter). Backward:
   /// gather_rows. Throws if the ranks don't divide that dim.
   at::Tensor scatter_sum(const at::Tensor& x, int64_t dim) const;
   /// Returns the rows, entries of dim 0, that come from the ranks, in their order: `sent[r]` rows
   /// go to rank r, `received[r]` come from it. The other dims are the same on all ranks. Backward:
   /// the same with both lists swapped. Throws if a list has not one count for each rank.
+  /// `mean_rows`, if the counts depend on routing: the number of rows to expect, for the program.
   at::Tensor all_to_all(
       const at::Tensor& rows,
       std::span<const int64_t> sent,
-      std::span<const int64_t> received) const;
+      std::span<const int64_t> received,
+      std::optional<int64_t> mean_rows = std::nullopt) const;
   /// Cuts x along `split_dim` into one part for each rank, sends each its part, and returns those
   /// that arrive joined along `join_dim`. Backward: the same with both dims swapped. Throws if the
   /// ranks don't divide split_dim.
@@ -74,9 +87,11 @@ class SHERD_API Exchange {
   /// Returns the sum over the ranks, element by element. No gradient flows.
   at::Tensor sum_numbers(const at::Tensor& x) const;
   /// Exchanges counts of rows, integers [size(), ..]: `sent[r]` are those of the rows that go to
-  /// rank r. Waits until they are on the host, which all_to_all() needs. Throws on the meta device,
-  /// where there are no values.
-  ExchangedCounts exchange_counts(const at::Tensor& sent) const;
+  /// rank r. Waits until they are on the host, which all_to_all() needs. On the meta device, where
+  /// there are no values, `rows` are taken to be divided evenly among the ranks, and those that
+  /// arrive are as many; without `rows` it throws there.
+  ExchangedCounts exchange_counts(
+      const at::Tensor& sent, std::optional<int64_t> rows = std::nullopt) const;
 
  private:
   struct Line;

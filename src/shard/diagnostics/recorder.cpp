@@ -49,6 +49,13 @@ size_t Recorder::begin(const Instruction& instruction, Communicator::OnStream st
   return entries_.size() - 1;
 }
 
+size_t Recorder::begin_exchange(ExchangeKind kind, int32_t unit, int64_t bytes) {
+  const auto number = begin(
+      {.action = Action::compute, .stream = Stream::compute, .unit = unit, .bytes = bytes}, {});
+  entries_[number].exchange = kind;
+  return number;
+}
+
 void Recorder::end(size_t number, Communicator::OnStream stream) {
   entries_[number].end = now(stream);
   entries_[number].ended = true;
@@ -64,12 +71,12 @@ StepRecord Recorder::record(const Program& program) const {
   if (entries_.empty()) return result;
   const auto& start = entries_.front().begin;
   for (const auto& entry : entries_) {
-    if (!entry.ended || entry.action == Action::compute) continue;
+    if (!entry.ended || (entry.action == Action::compute && !entry.exchange)) continue;
     const double begin = seconds(start, entry.begin);
     const double end = seconds(start, entry.end);
     result.timeline.spans.push_back(
         {entry.stream, entry.action, entry.axis, entry.unit, entry.group, entry.section, begin, end,
-         entry.bytes});
+         entry.bytes, entry.exchange});
     result.timeline.seconds = std::max(result.timeline.seconds, end);
     const bool waits = entry.stream == Stream::compute && entry.action != Action::update;
     if (waits && entry.unit != kNone) {
@@ -119,7 +126,7 @@ void Recorder::add_computing(const Program&, StepRecord& result) const {
       (kind == Section::Kind::forward ? time.forward : time.backward) += end - begin;
     }
     if (entry.action == Action::wait) inside.push_back({entry.unit, entry.live});
-    if (entry.action == Action::compute) {
+    if (entry.action == Action::compute && !entry.exchange) {
       const auto open = std::find_if(
           inside.rbegin(), inside.rend(), [&](const Open& one) { return one.unit == entry.unit; });
       if (open != inside.rend()) {

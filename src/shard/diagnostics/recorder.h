@@ -26,6 +26,8 @@ class Recorder {
   void begin_section(const std::string& name, Section::Kind kind);
   /// Records that an instruction begins on a stream; returns its number for end().
   size_t begin(const Instruction& instruction, Communicator::OnStream stream);
+  /// Records that a unit begins an exchange of activations on the current stream.
+  size_t begin_exchange(ExchangeKind kind, int32_t unit, int64_t bytes);
   void end(size_t number, Communicator::OnStream stream);
 
   /// Returns the record. Nothing may be under way.
@@ -49,6 +51,7 @@ class Recorder {
     Moment begin;
     Moment end;
     bool ended = false;
+    std::optional<ExchangeKind> exchange;  // part of a `compute`
   };
   Moment now(Communicator::OnStream stream) const;
   double seconds(const Moment& from, const Moment& to) const;

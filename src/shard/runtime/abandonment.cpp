@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
 #include <sstream>
 #include <string>
@@ -62,6 +63,39 @@ void Abandonment::check() {
         ". Its own error says why. To go on, all ranks must catch their errors and begin the pass "
         "again, or the step if it was a backward");
   }
+}
+
+// A notice that begins with a word is none for check().
+void Abandonment::announce_comparison(
+    const std::string& line, size_t number, const std::string& words) noexcept {
+  if (!notices_) return;
+  try {
+    notices_->leave_notice(c10::str(
+        "compares ", model_, ' ', recoveries_, ' ', state_.step(), ' ', state_.passes(), ' ',
+        number, '\n', line, '\n', words));
+  } catch (const std::exception&) {
+    // As in announce().
+  }
+}
+
+std::optional<std::pair<int64_t, std::string>> Abandonment::comparison(
+    std::span<const int64_t> ranks, const std::string& line, size_t number) const {
+  if (!notices_) return std::nullopt;
+  for (const auto& [rank, text] : notices_->notices()) {
+    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
+    std::istringstream in(text);
+    std::string kind, name, words;
+    int64_t model = 0, recoveries = 0, step = 0, pass = 0;
+    size_t its_number = 0;
+    in >> kind >> model >> recoveries >> step >> pass >> its_number >> std::ws;
+    std::getline(in, name);
+    std::getline(in, words);
+    const bool concerns_us = in && kind == "compares" && model == model_ &&
+                             recoveries == recoveries_ && step == state_.step() &&
+                             pass == state_.passes() && name == line && its_number <= number;
+    if (concerns_us) return std::pair(rank, words);
+  }
+  return std::nullopt;
 }
 
 void Abandonment::note_recovery() {

@@ -3,6 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "shard/runtime/step_state.h"
 #include "sherd/comm/world.h"
@@ -49,6 +53,14 @@ class Abandonment {
   /// Throws if this rank is in a pass that another rank has given up, or in a later one. Does not
   /// block.
   void check();
+  /// Tells the other ranks that this one waits to compare its `number`-th exchange along a line in
+  /// the present pass, which they may not compare. Does not throw.
+  void announce_comparison(
+      const std::string& line, size_t number, const std::string& words) noexcept;
+  /// Returns the first of the ranks that waits to compare the `number`-th exchange of the present
+  /// pass along the line, or an earlier one, and its words. Does not block.
+  std::optional<std::pair<int64_t, std::string>> comparison(
+      std::span<const int64_t> ranks, const std::string& line, size_t number) const;
   /// Returns check() as a function, for LongWaitScope.
   const std::function<void()>& check_function() const { return check_function_; }
   /// Forgets the failed pass: all ranks go on.

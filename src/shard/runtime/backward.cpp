@@ -61,6 +61,7 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
       (trains ? 8 : 16) | flags.first | flags.last << 1 | flags.still_gathered << 2, *section_,
       *pass_, followed);
   parts_.executor.begin(*section_);
+  parts_.exchanges.begin(pass_, Section::Kind::backward);
   if (!followed) state.begin_backward();
   for (auto* unit : parts_.units) {
     unit->activity().set_collecting(false);
@@ -76,6 +77,7 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
 /// differed, their next records would still do so.
 void Backward::reset() noexcept {
   pass_.reset();
+  parts_.exchanges.forget();
   set_frozen(std::move(frozen_before_));
 }
 
@@ -89,8 +91,8 @@ bool Backward::is_of(const std::shared_ptr<Pass>& pass) const {
   return parts_.state.phase() == StepState::Phase::backward && pass_ == pass;
 }
 
-void Backward::enter(int32_t position) {
-  run_until(section_->entered[in_program(position)]);
+bool Backward::enter(int32_t position) {
+  return run_until(section_->entered[in_program(position)]);
 }
 
 void Backward::enter_recompute(int32_t position) {
@@ -105,16 +107,20 @@ void Backward::leave(int32_t position) {
         boundaries[i].position != pass_->position_in_program(position)) {
       continue;
     }
-    return run_until(static_cast<int32_t>(i));
+    run_until(static_cast<int32_t>(i));
+    return;
   }
 }
 
 std::shared_ptr<Pass> Backward::finish() {
+  parts_.exchanges.end();
   run_until(static_cast<int32_t>(section_->boundaries.size()) - 1);
   return std::exchange(pass_, nullptr);
 }
 
-void Backward::run_until(int32_t last) {
+/// Returns whether there was anything to run.
+bool Backward::run_until(int32_t last) {
+  const bool runs = cursor_ <= static_cast<size_t>(last);
   for (; cursor_ <= static_cast<size_t>(last); ++cursor_) {
     const auto& boundary = section_->boundaries[cursor_];
     parts_.executor.run(boundary);
@@ -128,6 +134,7 @@ void Backward::run_until(int32_t last) {
         unit.activity().set_collecting(parts_.state.trains());
     }
   }
+  return runs;
 }
 
 }  // namespace sherd

@@ -23,7 +23,8 @@ class Backward {
   /// Whether the backward of this pass is under way.
   bool is_of(const std::shared_ptr<Pass>& pass) const;
   /// Gathers the unit at this position of the pass again, and makes room for its gradients.
-  void enter(int32_t position);
+  /// Returns whether that was still to do.
+  bool enter(int32_t position);
   /// The same, for a call that is recomputed first.
   void enter_recompute(int32_t position);
   /// Starts the reductions up to this call's.
@@ -41,7 +42,7 @@ class Backward {
   size_t in_program(int32_t position) const {
     return static_cast<size_t>(pass_->position_in_program(position));
   }
-  void run_until(int32_t boundary);
+  bool run_until(int32_t boundary);
   void set_frozen(std::vector<bool> frozen) noexcept;
 
   RuntimeParts& parts_;

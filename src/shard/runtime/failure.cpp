@@ -76,6 +76,7 @@ void recover(RuntimeParts& parts) {
   if (parts.state.has_incomplete_gradients()) parts.watch.forget(parts.state.step() + 1);
   parts.agreement.note_findings();
   parts.agreement.records().take_new_recomputes();  // of a pass that is over
+  parts.agreement.records().take_new_exchanges();
   parts.state.recover();
   parts.abandonment.note_recovery();
 }

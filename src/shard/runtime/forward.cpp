@@ -54,6 +54,8 @@ void Forward::begin(bool train, bool idle) {
       train ? "a forward with gradients" : "a forward without gradients",
       flags.changed | flags.train << 1 | flags.still_gathered << 2, *section_, *pass_,
       std::nullopt);
+  pass_->records_exchanges = train && program.exchanges().empty();
+  parts_.exchanges.begin(pass_, Section::Kind::forward);
   calls_.begin(*section_, program.order(train), train, parts_.orders.is_known());
   parts_.executor.begin(*section_);
   state.begin_forward();
@@ -70,6 +72,7 @@ int32_t Forward::enter(Unit& unit) {
     enter_unforeseen(open_.back());
   }
   unit.activity().enter_forward();
+  parts_.exchanges.enter(entered.position, unit);
   return entered.position;
 }
 
@@ -86,6 +89,7 @@ bool Forward::leave(Unit& unit) {
     leave_unforeseen(unit);
   }
   open_.pop_back();
+  parts_.exchanges.leave();
   unit.leave();
   return open_.empty();
 }
@@ -111,6 +115,7 @@ void Forward::run_rest() {
 
 // As in Note [The phase ends last]: what throws here fails the forward.
 std::shared_ptr<Pass> Forward::end() {
+  parts_.exchanges.end();
   drop_copy(calls_.needless_copy());
   parts_.agreement.await_record();
   auto& follower = parts_.follower;
@@ -137,6 +142,7 @@ void Forward::reset() noexcept {
   open_.clear();
   pass_.reset();
   calls_.reset();
+  parts_.exchanges.forget();
 }
 
 /// All ranks with data gather it together, or it is an error; those without follow (see Follower).

@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
 
@@ -48,8 +49,12 @@ void OrderAgreement::build(CallOrder order) {
                                             : "per token";
   const auto specs = units_.specs();
   const auto made = [&](const Program* before) {
+    auto program =
+        Program::build(specs, order, wanted, {.evaluation = evaluation_, .before = before});
+    // Those of other calls are recorded anew.
+    const bool same_calls = next_ && next_->order() == order;
     return std::make_shared<const Program>(
-        Program::build(specs, order, wanted, {.evaluation = evaluation_, .before = before}));
+        same_calls ? program.with_exchanges(next_->exchanges()) : std::move(program));
   };
   TORCH_CHECK(
       graph_.addresses_pinned_by.empty(), "[shard] '", units_.root().name(),
@@ -115,6 +120,41 @@ void OrderAgreement::check_recomputes(
         c10::str(
             "calls unit '", units_[event.unit].name(), "' ",
             inside ? "under a recompute" : "outside any recompute"));
+  }
+}
+
+bool OrderAgreement::adopt_exchanges(const Pass& pass) {
+  auto exchanges = exchanges_of_all(pass);
+  // Captured addresses, or a newer program, which a later pass records them for.
+  const bool fits = graph_.addresses_pinned_by.empty() && pass.program == next_;
+  if (!fits || !next_->exchanges().empty()) return false;
+  next_ = std::make_shared<const Program>(next_->with_exchanges(std::move(exchanges)));
+  return true;
+}
+
+/// Ranks speak one after another until each call has what a rank recorded of it: usually one does.
+std::vector<CallExchanges> OrderAgreement::exchanges_of_all(const Pass& pass) {
+  const auto count = static_cast<size_t>(std::count_if(
+      pass.program->order().begin(), pass.program->order().end(),
+      [](const CallEvent& event) { return event.enter; }));
+  std::vector<CallExchanges> mine(count);
+  for (const auto& [position, exchanges] : pass.exchanges) {
+    const int32_t known = pass.position_in_program(position);
+    if (known != kNone) mine[static_cast<size_t>(known)] = exchanges;
+  }
+  std::vector<CallExchanges> all(count);
+  for (;;) {
+    bool adds = false;
+    for (size_t i = 0; i < count; ++i) {
+      if (!all[i].empty()) mine[i].clear();
+      adds = adds || !mine[i].empty();
+    }
+    const auto said = records_.collect(adds ? write_exchanges(mine) : std::string(), 1);
+    if (said.empty()) return all;
+    auto heard = read_exchanges(said.front().text);
+    for (size_t i = 0; i < std::min(count, heard.size()); ++i) {
+      if (all[i].empty()) all[i] = std::move(heard[i]);
+    }
   }
 }
 

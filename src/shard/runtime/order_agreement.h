@@ -40,11 +40,17 @@ class OrderAgreement {
   /// A rank has recomputed units together that the program takes one by one, from copies of their
   /// parameters. Returns whether next() has a program for it now. Collective.
   bool adopt_recomputes(const Pass& pass);
+  /// A rank has recorded exchanges of activations in a pass, backward included, that the program
+  /// does not know: from now on it does. The first rank that has made a call says what its
+  /// exchanges are: their sizes may differ from rank to rank. Returns whether next() has them now.
+  /// Collective.
+  bool adopt_exchanges(const Pass& pass);
 
  private:
   void check_recomputes(
       const CallOrder& order, const CallMarks& marks, const CallMarks& mine) const;
   std::string to_text(const CallOrder& order) const;
+  std::vector<CallExchanges> exchanges_of_all(const Pass& pass);
 
   const ModelUnits& units_;
   const StepState& state_;

@@ -26,6 +26,9 @@ struct Pass {
   /// This rank's marks of its calls (see CallMarks), if it recomputes what the program does not
   /// expect.
   std::vector<int64_t> new_recomputes{};
+  /// The program does not know the exchanges of activations: they are recorded here.
+  bool records_exchanges = false;
+  std::map<int32_t, CallExchanges> exchanges{};  ///< by position; those of the backward come later
 
   /// Returns where `program` has the call of that position.
   int32_t position_in_program(int32_t position) const {

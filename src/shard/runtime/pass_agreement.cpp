@@ -56,6 +56,7 @@ void PassAgreement::begin_pass(
   }
   record.has_findings = watch_.has_findings();
   record.new_recomputes = !pass.new_recomputes.empty();
+  record.new_exchanges = !pass.exchanges.empty();
   records_.start(
       record, [this, program = program_.shared(), step, number, what, frozen = state_.frozen] {
         return c10::str(

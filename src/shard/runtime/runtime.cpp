@@ -10,6 +10,7 @@
 
 #include "comm/long_wait.h"
 #include "shard/diagnostics/findings.h"
+#include "shard/exchange_call.h"
 #include "shard/outside_inference.h"
 #include "shard/region.h"
 #include "shard/registry.h"
@@ -49,6 +50,7 @@ UnitCall Runtime::before_forward(Unit& unit) {
   const LongWaitScope scope(parts_.abandonment.check_function());
   notice_failure();
   parts_.units.check_none_deleted();
+  set_at_work(shared_from_this());
   if (replayed_region()) return recompute(unit);
   TORCH_CHECK(
       state().phase() != Phase::backward, "[shard] unit '", unit.name(),
@@ -160,6 +162,7 @@ UnitCall Runtime::recompute(Unit& unit) {
   } else {
     backward_.enter_recompute(call.position_);
   }
+  parts_.exchanges.enter_backward(call.position_, unit);
   record_call(call);
   return call;
 }
@@ -167,7 +170,8 @@ UnitCall Runtime::recompute(Unit& unit) {
 void Runtime::before_backward(const UnitCall& call) {
   const LongWaitScope scope(parts_.abandonment.check_function());
   ensure_backward(call);
-  backward_.enter(call.position_);
+  set_at_work(shared_from_this());
+  if (backward_.enter(call.position_)) parts_.exchanges.enter_backward(call.position_, *call.unit_);
 }
 
 void Runtime::after_backward(const UnitCall& call) {
@@ -189,6 +193,10 @@ void Runtime::finish_backward() {
   if (agreement.records().take_new_recomputes() && parts_.orders.adopt_recomputes(*pass)) {
     parts_.use(parts_.orders.next());
   }
+  // Without memory there are no other ranks to tell.
+  const bool new_exchanges = agreement.records().take_new_exchanges() ||
+                             (world().device().is_meta() && !pass->exchanges.empty());
+  if (new_exchanges && parts_.orders.adopt_exchanges(*pass)) parts_.use(parts_.orders.next());
   const bool last = state().backward_flags().last;
   if (last) complete_step();
   parts_.state.end_backward();

@@ -15,6 +15,7 @@ RuntimeParts::RuntimeParts(Unit& root)
       agreement(world, units, shards, state, graph, program, watch),
       orders(units, state, graph, agreement.records()),
       abandonment(world, state),
+      exchanges(world, graph, program, abandonment),
       follower(world, units, state, program, executor, agreement.records(), watch),
       weights(shards) {
   agree_on_cuts(units.all());

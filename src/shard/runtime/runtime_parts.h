@@ -10,6 +10,7 @@
 #include "shard/runtime/abandonment.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/encoded_weights.h"
+#include "shard/runtime/exchange_tracker.h"
 #include "shard/runtime/executor.h"
 #include "shard/runtime/follower.h"
 #include "shard/runtime/graph_state.h"
@@ -40,6 +41,7 @@ struct RuntimeParts {
   PassAgreement agreement;
   OrderAgreement orders;
   Abandonment abandonment;
+  ExchangeTracker exchanges;
   Follower follower;
   PublishedWeights weights;
   EncodedWeights encoded;
