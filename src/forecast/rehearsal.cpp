@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
 #include <map>
@@ -80,7 +81,10 @@ Rehearsal dry_run(
   result.optimizer = optimizer.allocated_bytes();
   result.saved_activations = record.saved_activations;
   result.activations = memory.peak();
-  for (const auto& parameter : model->parameters()) result.parameters += parameter.numel();
+  for (const auto& parameter : model->parameters()) {
+    const auto shape = whole_shape(parameter);
+    result.parameters += c10::multiply_integers(shape.begin(), shape.end());
+  }
   result.flops_per_token = model->flops_per_token(configuration.data.seq);
   const auto& parallel = configuration.parallel;
   for (const int64_t size : {parallel.cp, parallel.tp, parallel.ep}) {

@@ -200,8 +200,10 @@ double ScaledPlans::seconds(
   auto priced = costs(arrangement, layers, mode);
   priced.network = network_for(arrangement, skeleton.of);
   priced.update *= part_bytes(units, Placements(configuration_, arrangement)).moments;
-  // Recomputation changes neither instructions nor addresses.
-  return price(skeleton.program, priced).seconds;
+  // Recomputation changes neither instructions nor addresses, only what ranks exchange.
+  const auto& exchanges = few_layers_.dry_run_of(arrangement, layers, mode).program.exchanges();
+  if (exchanges.empty()) return price(skeleton.program, priced).seconds;
+  return price(skeleton.program.with_exchanges(exchanges), priced).seconds;
 }
 
 int64_t ScaledPlans::resident(const Arrangement& arrangement) {

@@ -126,7 +126,7 @@ class PlanSearch {
       const int64_t bytes = plan.ledger.planned();
       if (bytes <= memory_) {
         if (result_.title.empty()) result_.title = plan.title;
-        auto settings = chosen_keys(configuration);
+        auto settings = changes_of(configuration);
         result_.rows.push_back({std::move(configuration), std::move(settings), in_short(plan)});
         return true;
       }
@@ -135,6 +135,15 @@ class PlanSearch {
     }
     count_too_large(one.arrangement, estimate.bytes + correction);
     return false;
+  }
+
+  std::vector<std::pair<std::string, std::string>> changes_of(const Configuration& chosen) const {
+    auto keys = chosen_keys(chosen);
+    const auto given = chosen_keys(configuration_);
+    std::erase_if(keys, [&](const auto& key) {
+      return std::find(given.begin(), given.end(), key) != given.end();
+    });
+    return keys;
   }
 
   void count_too_large(const Arrangement& arrangement, int64_t bytes) {

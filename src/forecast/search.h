@@ -26,7 +26,8 @@ struct SearchOptions {
 /// One way to divide a run among its ranks, as `sherd plan` plans it.
 struct SearchRow {
   Configuration configuration{};  ///< with derived values, without a budget
-  /// The keys that make it, as section.key and TOML.
+  /// The keys that differ from those of the configuration that was searched, as section.key and
+  /// TOML.
   std::vector<std::pair<std::string, std::string>> settings{};
   WorldPlan plan{};  ///< exactly that of plan_run
 };

@@ -46,8 +46,10 @@ std::string SearchResult::to_text() const {
          "       prefetch  strategy\n";
   for (const auto& row : rows) out << line_of(row);
   out << "  * of a rank. batch: sequences x micro-batches\n\nthe first of them:";
-  for (const auto& [key, value] : rows.front().settings)
+  for (const auto& [key, value] : rows.front().settings) {
     out << " --set '" << key << '=' << value << '\'';
+  }
+  if (rows.front().settings.empty()) out << " the file as it is";
   out << "\n\nthe others\n";
   const auto best = rows.front().plan.seconds;
   const auto percent = [&](double seconds) { return 100 * (seconds / best - 1); };

@@ -84,6 +84,9 @@ class Sherd:
     def plan(self, *words):
         return json.loads(self.text(*words, "--json"))
 
+    def search(self, *words):
+        return json.loads(self.text(*words, "--search", "--json"))
+
     def refused(self, words, *said):
         """One line that says all of it, and nothing is written."""
         before = {path: path.read_bytes() for path in self.place.iterdir() if path.is_file()}
@@ -341,6 +344,30 @@ def draws(sherd, browser):
     sherd.refused(["8b.toml", "--world", 8, "--html", page, "--trace", trace], "--trace", "--times", "--network")
 
 
+def searches(sherd):
+    """--search proposes the fastest arrangements; each row is what a plan with its keys says."""
+    words = ["8b.toml", "--world", 64, "--network", H200]
+    found = sherd.search(*words, "--sequences", 128)
+    rows = found["rows"]
+    assert found["sequences"] == 128 and found["memory"] == 139 * GiB and len(rows) == 10, found
+    assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows), rows
+    assert found["slower"]["count"] > 100 and found["slower"]["to"] > found["slower"]["from"] > 0, found["slower"]
+    assert any("8 sequences a step can't be divided among" in one["reason"] for one in
+               sherd.search(*words, "--sequences", 8)["refused"])
+    for row in rows[:: 1 if ALL else 4]:
+        plan = sherd.plan(*words, *(word for key, value in row["settings"].items() for word in ("--set", f"{key}={value}")))
+        exposed = sum(unit["exposed"] for unit in plan["units"])
+        assert (plan["total"]["planned"], plan["timeline"]["seconds"]) == (row["bytes"], row["seconds"]), (row, plan["facts"])
+        assert math.isclose(exposed, row["exposed"], rel_tol=1e-12, abs_tol=1e-15), (row, exposed)
+    # In words, with a budget; what a row asks for fits it.
+    text = sherd.text(*words, "--search", *settings(memory__budget="24GiB"))
+    assert "64 sequences of 8192 tokens a step, at most 24.0 GiB a rank" in text and "full" in text, text
+    assert re.search(r"\n +\d+ do not fit, by about .* at least: ", text), text
+    sherd.refused([*words[:3], "--search"], "--search", "--network")
+    sherd.refused([*words, "--search", *settings(memory__budget="1GiB")], "no arrangement of 64 ranks fits 1.0 GiB", "needs about")
+    sherd.refused(["8b.toml", "small.toml", "--network", H200, "--search"], "one configuration")
+
+
 def keeps_budget(sherd):
     """Chooses what fits; of less, it makes nothing larger and nothing faster."""
     words = ["8b.toml", "--world", 8, "--network", H200]
@@ -460,7 +487,7 @@ def main():
             def draws_in_browser(sherd):
                 draws(sherd, browser)
 
-            checks = [keeps_budget, shards, draws_in_browser, keeps_falling_budgets, recomputes_no_more_than_it_must,
+            checks = [keeps_budget, searches, shards, draws_in_browser, keeps_falling_budgets, recomputes_no_more_than_it_must,
                       says_all, adds_up, compares, refuses]
             failed = [one.exception() for one in [two.submit(checked, check) for check in checks] if one.exception()]
         for one in failed:
