@@ -77,7 +77,7 @@ SHERD_MODULE(Stack);
 }  // namespace
 
 int main(int, char** argv) {
-  const auto world = sherd::World::from_environment({.backend = sherd::Backend::mpi});
+  const auto world = sherd::World::from_environment({.device = c10::kCPU});
   const std::string folder = std::string(argv[1]) + "/checkpoint";
   const sherd::UnitOptions options{.mesh = sherd::Mesh(world, {{"dp", world.size()}})};
   Stack model{nullptr};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mpi backend beside MPI's own collectives, in one run:
+// The backends for CPU: mpi beside MPI's own collectives, in one run,
 //   mpirun -n 4 --oversubscribe --bind-to none build/release/bin/comm_bench
+// and tcp:
+//   tests/ranks/tcp_ranks.py 4 build/release/bin/comm_bench
 // Every rank runs the same number of iterations; rank 0 reports the slowest rank's time.
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
@@ -21,21 +23,25 @@ std::optional<sherd::World> the_world;
 sherd::Communicator& comm() {
   return the_world->communicator();
 }
+bool over_mpi() {
+  return comm().backend() == "mpi";
+}
 
 constexpr int64_t kLarge = (64 << 20) / 4;  // elements of the full buffer: 64 MiB
 constexpr int64_t kSmall = (4 << 10) / 4;   // 4 KiB
 
 /// Times `call` on all ranks at once and books the slowest.
 void measure(benchmark::State& state, int64_t bytes, const std::function<void()>& call) {
+  auto& beside = the_world->communicator("measure");
+  auto slowest = at::zeros({1}, at::kDouble);
   for (int i = 0; i < 2; ++i) call();
   for (auto _ : state) {
-    MPI_Barrier(MPI_COMM_WORLD);
+    beside.barrier().wait();
     const auto begin = std::chrono::steady_clock::now();
     call();
-    double mine = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    double slowest = 0;
-    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    state.SetIterationTime(slowest);
+    slowest[0] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    beside.all_reduce(slowest, Reduction::max()).wait();
+    state.SetIterationTime(slowest.item<double>());
   }
   state.SetBytesProcessed(state.iterations() * bytes);
 }
@@ -107,11 +113,13 @@ void register_all() {
     one->Iterations(20)->Repetitions(3)->UseManualTime()->Unit(benchmark::kMillisecond);
   };
   using benchmark::RegisterBenchmark;
-  slow(RegisterBenchmark("64MiB/reduce_scatter/mpi", mpi_reduce_scatter_block));
+  if (over_mpi()) {
+    slow(RegisterBenchmark("64MiB/reduce_scatter/mpi", mpi_reduce_scatter_block));
+    slow(RegisterBenchmark("64MiB/all_gather/mpi", mpi_all_gather));
+  }
   slow(RegisterBenchmark("64MiB/reduce_scatter/sherd", sherd_reduce_scatter, at::kFloat, kLarge));
   slow(RegisterBenchmark(
       "64MiB/reduce_scatter/sherd_bf16", sherd_reduce_scatter, at::kBFloat16, 2 * kLarge));
-  slow(RegisterBenchmark("64MiB/all_gather/mpi", mpi_all_gather));
   slow(RegisterBenchmark("64MiB/all_gather/sherd", sherd_all_gather, at::kFloat, kLarge));
   slow(RegisterBenchmark("64MiB/all_gather/sherd_in_place", sherd_all_gather_in_place));
   slow(RegisterBenchmark("4KiB/all_gather/sherd", sherd_small, 0));
@@ -130,7 +138,7 @@ class NoReporter : public benchmark::BenchmarkReporter {
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  the_world = sherd::World::from_environment({.backend = sherd::Backend::mpi});
+  the_world = sherd::World::from_environment({.device = c10::kCPU});
   register_all();
   NoReporter none;
   if (the_world->rank() == 0) {

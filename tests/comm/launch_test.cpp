@@ -57,6 +57,7 @@ TEST(LaunchTest, ReadsTorchrunEvenUnderMpirun) {
        {"MASTER_ADDR", "node0"},
        {"MASTER_PORT", "29500"},
        {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+       {"TORCHELASTIC_RESTART_COUNT", "2"},
        {"OMPI_COMM_WORLD_RANK", "1"},
        {"OMPI_COMM_WORLD_SIZE", "2"}});
   EXPECT_EQ(found.launcher, Launcher::torchrun);
@@ -64,6 +65,7 @@ TEST(LaunchTest, ReadsTorchrunEvenUnderMpirun) {
   EXPECT_EQ(found.host, "node0");
   EXPECT_EQ(found.port, 29500);
   EXPECT_TRUE(found.launcher_has_store);
+  EXPECT_EQ(found.attempt, 2) << "its store has keys of the ranks that ended before";
   EXPECT_FALSE(found.has_mpi);
 }
 

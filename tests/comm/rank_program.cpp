@@ -27,6 +27,11 @@ void all_reduce(const sherd::World& world, int64_t count) {
   world.communicator().all_reduce(values(world, count), sherd::Reduction::sum()).synchronize();
 }
 
+void run_in_background(const std::string& command) {
+  [[maybe_unused]] const int code =
+      std::system(("(" + command + ") > /dev/null 2>&1 < /dev/null &").c_str());
+}
+
 /// From here on, failures_test.py counts.
 void say_time(const char* what) {
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
@@ -37,6 +42,7 @@ void say_time(const char* what) {
 
 void run(const std::string& mode, std::chrono::milliseconds patience) {
   const char* rank_variable = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (rank_variable == nullptr) rank_variable = std::getenv("RANK");
   const bool first = rank_variable != nullptr && std::string(rank_variable) == "1";
   if (mode == "late" && first) std::this_thread::sleep_for(30s);
 
@@ -70,6 +76,29 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
       }).detach();
     }
     while (true) all_reduce(world, 4'000'000);
+  } else if (mode == "kill_parent") {
+    all_reduce(world, 10);
+    if (odd_one) {
+      // A program that this rank has started must not keep its connections open.
+      run_in_background("sleep 30");
+      raise(SIGKILL);
+    }
+    all_reduce(world, 10);
+  } else if (mode == "exit") {
+    all_reduce(world, 10);
+    if (odd_one) _exit(0);
+    std::this_thread::sleep_for(1s);  // hears of it while it makes no calls
+    all_reduce(world, 10);
+  } else if (mode == "stop") {
+    all_reduce(world, 10);
+    if (odd_one) {
+      const auto wake = patience + 4s;
+      run_in_background(
+          "sleep " + std::to_string(wake.count() / 1000) + "; kill -CONT " +
+          std::to_string(getpid()));
+      raise(SIGSTOP);
+    }
+    all_reduce(world, 10);
   } else if (mode == "throw") {
     all_reduce(world, 10);
     if (odd_one) throw std::runtime_error("a mistake of this rank alone");

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs a program on ranks of this machine: run_ranks.sh MPIRUN RANKS PROGRAM [ARGUMENTS]
+# With `tcp` in the place of MPIRUN, without MPI: see tcp_ranks.py.
 set -euo pipefail
 mpirun=$1 ranks=$2
 shift 2
+if [ "$mpirun" = tcp ]; then
+  exec python3 "$(dirname "$0")/tcp_ranks.py" "$ranks" "$@"
+fi
 if [ "$(id -u)" = 0 ]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi

@@ -164,8 +164,7 @@ void run_dropped() {
 }
 
 void run(const std::string& mode, std::chrono::milliseconds patience) {
-  const auto world =
-      World::from_environment({.backend = Backend::mpi, .operation_timeout = patience});
+  const auto world = World::from_environment({.device = c10::kCPU, .operation_timeout = patience});
   world_in_use = &world;
   if (const auto fault = kCaught.find(mode); fault != kCaught.end()) {
     return run_caught(fault->second);

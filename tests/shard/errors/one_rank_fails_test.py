@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainings where rank 1 of 3 fails, or does what the others don't: each must end soon, on all ranks, and say why.
 
-one_rank_fails_test.py RUN_RANKS MPIRUN FAILING_PROGRAM
+one_rank_fails_test.py RUN_RANKS MPIRUN FAILING_PROGRAM [tcp]
 """
 import pathlib
 import re
@@ -16,17 +16,19 @@ import busy
 import side_by_side
 
 RUN_RANKS, MPIRUN, PROGRAM = sys.argv[1:4]
+BACKEND = sys.argv[4] if len(sys.argv) > 4 else "mpi"
+LAUNCHER = "tcp" if BACKEND == "tcp" else MPIRUN
 SLOWER = 1 / busy.least_share()  # what follows in seconds is for a quiet machine
-ENDED = "another rank failed: [comm.mpi] rank 1 of 3: an exception ended it"
+ENDED = f"another rank failed: [comm.{BACKEND}] rank 1 of 3: an exception ended it"
 
 
 class Run:
-    """One mpirun of the program: its exit code, output and seconds."""
+    """One start of the program: its exit code, output and seconds."""
 
     def __init__(self, mode, patience_ms=60000, exit_code=1):
         begin = time.monotonic()
         done = subprocess.run(
-            [RUN_RANKS, MPIRUN, "3", PROGRAM, mode, str(patience_ms), str(exit_code)],
+            [RUN_RANKS, LAUNCHER, "3", PROGRAM, mode, str(patience_ms), str(exit_code)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
         self.seconds = time.monotonic() - begin
         self.code, self.text = done.returncode, done.stdout
@@ -47,7 +49,7 @@ class OneRankFails(unittest.TestCase):
 
     def assert_others_hear_of_it(self, run, within):
         for rank in (0, 2):
-            self.assert_caught(run, rank, within, f"[comm.mpi] rank {rank}, ", ENDED)
+            self.assert_caught(run, rank, within, f"[comm.{BACKEND}] rank {rank}, ", ENDED)
 
     def test_a_healthy_training_ends_well(self):
         run = Run("nothing")
@@ -65,7 +67,11 @@ class OneRankFails(unittest.TestCase):
         run = Run("uncaught")
         self.assertNotEqual(run.code, 0, run.text)
         self.assertIn("a mistake of this rank alone", run.text)
-        self.assertRegex(run.text, r"process rank 1 with PID \d+ on node \S+ exited on\s+signal 6 \(Aborted\)")
+        if BACKEND == "mpi":
+            self.assertRegex(run.text, r"process rank 1 with PID \d+ on node \S+ exited on\s+signal 6 \(Aborted\)")
+        else:  # no launcher ends the others: they see it themselves
+            for rank in (0, 2):
+                self.assertRegex(run.text, rf"\[1,{rank}\]<stderr>:thrown after .* rank 1 is gone: its process has ended")
         self.assertLess(run.seconds, 15 * SLOWER, run.text)
 
     def test_one_rank_out_of_memory_ends_all_ranks(self):
@@ -166,7 +172,7 @@ class OneRankFails(unittest.TestCase):
         run = Run(mode, exit_code=0)
         for rank in (0, 2):
             text, seconds = run.caught(rank)
-            self.assertRegex(text, rf"\[comm.mpi\] rank {rank}, .*rank 1 has left", run.text)
+            self.assertRegex(text, rf"\[comm.{BACKEND}\] rank {rank}, .*rank 1 has left", run.text)
             self.assertLess(seconds, 3 * SLOWER, run.text)
         self.assertNotIn("improperly", run.text)
         self.assertEqual(run.code, 0, run.text)

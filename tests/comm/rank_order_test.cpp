@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the mpi backend promises beyond the common suite.
+// What the backends for CPU promise beyond the common suite.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ at::Tensor in_order(int64_t ranks, int64_t count, at::ScalarType dtype) {
   return sum.to(dtype);
 }
 
-TEST(MpiReduction, GivesTheBitsOfASumInRankOrderHoweverItIsCut) {
+TEST(RankOrder, GivesTheBitsOfASumInRankOrderHoweverItIsCut) {
   auto& comm = test_world().communicator();
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t each : {11, 3000, 400'001}) {
@@ -42,7 +42,7 @@ TEST(MpiReduction, GivesTheBitsOfASumInRankOrderHoweverItIsCut) {
   }
 }
 
-TEST(MpiReduction, SumsSixteenBitsInThirtyTwo) {
+TEST(RankOrder, SumsSixteenBitsInThirtyTwo) {
   auto& comm = test_world().communicator();
   // 256 + 1 is 256 in bf16: adding ones one by one would lose them all.
   auto tensor = at::full({4}, comm.rank() == 0 ? 256 : 1, at::kBFloat16);
@@ -51,7 +51,7 @@ TEST(MpiReduction, SumsSixteenBitsInThirtyTwo) {
   EXPECT_TRUE(at::equal(tensor, expected));
 }
 
-TEST(MpiReduction, KeepsANaNInAMaximum) {
+TEST(RankOrder, KeepsANaNInAMaximum) {
   auto& comm = test_world().communicator();
   auto tensor = at::full({3}, static_cast<double>(comm.rank()), at::kFloat);
   if (comm.rank() == comm.size() / 2) tensor[1] = std::nan("");
@@ -60,9 +60,9 @@ TEST(MpiReduction, KeepsANaNInAMaximum) {
   EXPECT_TRUE(std::isnan(tensor[1].item<float>()));
 }
 
-TEST(MpiReduction, TwoWorldsOfOneProcessKeepApart) {
-  const auto second = World::from_environment(
-      {.backend = Backend::mpi, .operation_timeout = std::chrono::seconds(20)});
+TEST(RankOrder, TwoWorldsOfOneProcessKeepApart) {
+  const auto second =
+      World::from_environment({.device = c10::kCPU, .operation_timeout = std::chrono::seconds(20)});
   auto& a = test_world().communicator();
   auto& b = second.communicator();
   auto in_a = at::full({1000}, 1.0), in_b = at::full({1000}, 10.0);
@@ -77,7 +77,7 @@ TEST(MpiReduction, TwoWorldsOfOneProcessKeepApart) {
   EXPECT_EQ(in_b[0].item<float>(), static_cast<float>(10 * a.size()));
 }
 
-TEST(MpiReduction, SendsAndReceivesMayCross) {
+TEST(RankOrder, SendsAndReceivesMayCross) {
   auto& comm = test_world().communicator();
   if (comm.size() == 1) {
     EXPECT_THROW(comm.receive(at::empty({1}), 0), c10::ValueError);
