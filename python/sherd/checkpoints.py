@@ -192,6 +192,6 @@ def _check_buffers(model: torch.nn.Module) -> None:
     without = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     if without:
         raise ValueError(
-            f"[sherd] the checkpoint does not have the buffers {without}, which are on the meta device: build the model "
-            "under sherd.meta_parameters(), where buffers have values"
+            f"[sherd] the checkpoint does not have the buffers {without}, which are on the meta device: build the "
+            "model under sherd.meta_parameters(), where buffers have values"
         )

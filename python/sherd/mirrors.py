@@ -17,7 +17,8 @@ def sharded(module: torch.nn.Module) -> _C.Mirror:
     mirror = module.__dict__.get("_sherd")
     if mirror is None:
         raise ValueError(
-            f"[sherd] {type(module).__name__} is not sharded: call sherd.fully_shard on it first, on the whole model last"
+            f"[sherd] {type(module).__name__} is not sharded: call sherd.fully_shard on it first, on the whole model "
+            "last"
         )
     return mirror
 

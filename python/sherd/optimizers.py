@@ -187,7 +187,7 @@ def clip_grad_norm_(model: torch.nn.Module, max_norm: float, *, tokens: int | No
 # ---- torch's functions on sharded models ----------------------------------------------------------------------------
 
 
-def _models_of(optimizer: torch.optim.Optimizer) -> list[_C.Mirror]:
+def _models_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
     """Returns the sharded models whose main weights the optimizer updates."""
     models: dict[int, torch.nn.Module] = {}
     for group in optimizer.param_groups:
@@ -200,7 +200,7 @@ def _models_of(optimizer: torch.optim.Optimizer) -> list[_C.Mirror]:
             reference = getattr(parameter, "_sherd_model", None)
             if reference is not None and (model := reference()) is not None:
                 models[id(model)] = model
-    return [sharded(model) for model in models.values()]
+    return list(models.values())
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -210,8 +210,10 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
     if models and (kwargs.get("closure") is not None or any(callable(one) for one in args[1:])):
         raise ValueError("[sherd] an optimizer of a sharded model takes no closure: call backward() before step()")
     for model in models:
+        if model.__dict__["_sherd_loss"] == "per_token":
+            raise ValueError("[sherd] the loss is per token, which optimizers of torch do not know: use sherd.AdamW")
         try:
-            _C.leave_out_unused(model)
+            _C.leave_out_unused(sharded(model))
         except RuntimeError as error:
             raise RuntimeError(f"{error}. A model has one optimizer, whose step ends the step of the model") from None
 
@@ -219,7 +221,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not isinstance(optimizer, AdamW):
         for model in _models_of(optimizer):
-            _C.publish(model)
+            _C.publish(sharded(model))
 
 
 register_optimizer_step_pre_hook(_before_step)

@@ -84,6 +84,26 @@ def test_folders_of_safetensors_that_others_have_written(shared_folder, world):
         sherd.load(shard(More()), shared_folder)
 
 
+def test_a_tied_parameter_may_be_stored_by_any_of_its_names(shared_folder, world):
+    from safetensors.torch import save_file
+
+    class Tied(Net):
+        def __init__(self):
+            super().__init__()
+            self.blocks[2].up.weight = self.blocks[0].up.weight
+
+    state = Tied().state_dict()
+    del state["blocks.0.up.weight"]
+    if world.rank == 0:
+        save_file(state, shared_folder + "/model.safetensors")
+    world.barrier()
+    net = shard(Tied())
+    sherd.load(net, shared_folder)
+    loaded = sherd.full_state_dict(net)
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    assert torch.equal(loaded["blocks.0.up.weight"], state["blocks.2.up.weight"])
+
+
 def test_background_saves(shared_folder):
     net = shard(Net())
     optimizer = sherd.AdamW(net)

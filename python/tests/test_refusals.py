@@ -96,6 +96,14 @@ def test_a_second_optimizer_of_torch_over_the_same_model():
         optimizers[1].step()
 
 
+def test_optimizers_of_torch_with_a_loss_per_token():
+    net = sherd.fully_shard(Net(), loss="per_token")
+    optimizer = torch.optim.SGD(sherd.parameters(net), lr=0.1)
+    square(net, sample(0, 0)).backward()
+    with pytest.raises(ValueError, match="use sherd.AdamW"):
+        optimizer.step()
+
+
 def test_load_state_dict_with_assign():
     with pytest.raises(RuntimeError, match="assign"):
         shard(Net()).load_state_dict(Net().state_dict(), assign=True)
