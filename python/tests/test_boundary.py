@@ -264,6 +264,7 @@ def test_compiled_units(when):
 
 
 @pytest.mark.all
+@pytest.mark.filterwarnings("error:Dynamo does not know")
 def test_a_compiled_root():
     torch._dynamo.reset()
     net = shard(Net())
