@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "comm/rendezvous.h"
@@ -70,6 +71,19 @@ TEST(TcpWorld, ItsRanksMeetAtAStoreOfTheCallers) {
     EXPECT_EQ(sum_of_ranks(world), 6);
   });
   EXPECT_EQ(errors, std::vector<std::string>(3));
+}
+
+TEST(TcpWorld, IsMadeOverAProcessGroupWithoutAGpu) {
+  const auto store = lone_store();
+  const auto errors = as_ranks({0, 1}, [&](int64_t rank) {
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(rank), 2);
+    const auto world = World::over(group, {.device = c10::kCPU});
+    EXPECT_EQ(world.rank(), rank);
+    EXPECT_EQ(world.communicator().backend(), "tcp");
+    EXPECT_EQ(sum_of_ranks(world), 3);
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+  EXPECT_THROW(World::over(c10::intrusive_ptr<c10d::ProcessGroup>()), c10::ValueError);
 }
 
 TEST(TcpWorld, SeveralWorldsOfOneStoreKeepApart) {

@@ -20,6 +20,7 @@ using RankDeadline = std::chrono::steady_clock::time_point;
 
 /// How many connections of strangers may be open: then the oldest is closed.
 constexpr int64_t kMostStrangers = 64;
+constexpr int kAcceptedAtOnce = 16;
 /// Files that the process may open besides.
 constexpr int64_t kOtherFiles = 32;
 
@@ -115,8 +116,9 @@ class RankConnector {
     if (watched[0].revents != 0) accept_some();
   }
 
+  /// A few at a time, so that each has been heard before it can be the oldest of too many.
   void accept_some() {
-    while (true) {
+    for (int i = 0; i < kAcceptedAtOnce; ++i) {
       Descriptor socket(
           accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket) return;  // no more; or one that is gone again
