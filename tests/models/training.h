@@ -33,6 +33,8 @@ struct TrainingOptions {
   int64_t outer = 1;                                ///< groups of ranks
   int64_t cp = 1;                                   ///< ranks that have chunks of each sequence
   int64_t tp = 1;                                   ///< ranks that have parts of the weights
+  bool exact = false;                               ///< in fp64, for gradients alone
+  std::string recipe{};                             ///< of precision; empty: fp32
   bool sees = false;                                ///< samples have images
 };
 
@@ -46,27 +48,32 @@ class Training {
   /// As many samples for each group of ranks that share sequences; the sum of the ranks' losses.
   std::vector<double> train_shared(int64_t samples);
 
+  /// The norm of each parameter's gradient, and that of all by the name "", for samples of the
+  /// first step: as many for each group of ranks that share sequences. Needs
+  /// TrainingOptions::exact.
+  std::map<std::string, double> gradient_norms(int64_t samples);
+
   /// All whole parameters by name.
   std::map<std::string, at::Tensor> parameters() const;
   LanguageModel& model() { return *model_; }
   AdamW& optimizer() { return *optimizer_; }
   SlicesOf slices() const;
-  /// The gradients' norm in each step of the last training.
-  const std::vector<double>& norms() const { return norms_; }
   /// Number of groups of ranks that share sequences.
   int64_t groups() const { return world_.size() / sharing_; }
 
  private:
+  /// Forward and backward of a step's samples; the loss of this rank's part.
+  double pass(int64_t step, int64_t samples, int64_t first, int64_t last);
+
   World world_;
   bool sees_;
   int64_t sharing_;  // ranks that share sequences
   std::shared_ptr<LanguageModel> model_;
   std::optional<AdamW> optimizer_;
-  std::vector<double> norms_;
 };
 
 /// Trains `together` on two samples of each rank, or group of ranks that share sequences, and
-/// `alone` on all of them, and expects the same losses, gradients' norm and parameters.
+/// `alone` on all of them, and expects the same losses and parameters.
 void expect_learns_alike(Training& together, Training& alone);
 
 }  // namespace sherd::testing

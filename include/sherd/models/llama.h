@@ -47,9 +47,11 @@ struct LlamaOptions {
   /// Tensor and context parallelism: a mesh of all ranks of the world with axes out of `dp_outer`,
   /// `dp`, `cp` and `tp`, in this order and with `dp`. Ranks along `cp` and `tp` share sequences
   /// (see LanguageModel::part_of). Those along `tp` each have an equal part of the heads and of the
-  /// width of feed-forwards; it must divide heads, kv_heads and ffn. With more than one rank along
-  /// `cp`, 2 · cp · tp must divide the sequences' length, else tp. Default: every rank has whole
-  /// sequences and computes with whole weights.
+  /// width of feed-forwards; their number must divide heads, kv_heads and ffn, and qk_norm_across
+  /// is refused. With more than one rank along `cp`, 2 · cp · tp must divide the sequences' length,
+  /// else tp. Models with Mamba-2 need as many heads there as cp · tp divides, and vision-language
+  /// models one rank along both. On a GPU more than one rank along `cp` needs bf16 or fp16.
+  /// Default: every rank has whole sequences and computes with whole weights.
   std::optional<Mesh> mesh{};
 
   /// Returns whether a layer is recomputed in this way.
