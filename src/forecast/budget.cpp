@@ -236,7 +236,8 @@ class Search {
         }
         auto options = plain.options();
         options.prefetch_depth = depth;
-        auto program = Program::build(std::move(units), plain.order(), options);
+        auto program = Program::build(std::move(units), plain.order(), options)
+                           .with_exchanges(plain.exchanges());
         const int64_t page = wanted_.memory.symmetric ? kSymmetricPage : 1;
         const int64_t arena = (program.bytes().arena + page - 1) / page * page;
         result.push_back({depth, keep, std::move(program), arena});

@@ -158,12 +158,20 @@ TEST(ExchangeAgreementTest, WithLaterChangesOfOneRankAllFindOut) {
     torch::optim::SGD optimizer(parameters(model), torch::optim::SGDOptions(0.1));
     step(model, optimizer);
   }
-  std::vector<std::string> parts{"makes exchange 1 of its forward", "in unit 'block0'", "[9, 12]"};
-  if (!odd_one()) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto text = error_of([&] { loss_of(model, odd_one() ? 9 : 6); });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  // The first that finds out names both sides; of several others, some hear of that one instead.
+  const bool hears = test_world().size() > 2 && text.find("has given up") != std::string::npos;
+  std::vector<std::string> parts{"in unit 'block0'"};
+  if (odd_one()) parts.insert(parts.end(), {"makes exchange 1 of its forward", "[9, 12]"});
+  if (!odd_one() && !hears) {
     parts.insert(
-        parts.end(), {"[shard.agree]", "and rank 1 of the world", "along 'tp'", "[6, 12]"});
+        parts.end(),
+        {"[shard.agree]", "and rank 1 of the world do not exchange the same along 'tp'", "[9, 12]",
+         "[6, 12]"});
   }
-  expect_soon(parts, [&] { loss_of(model, odd_one() ? 9 : 6); });
+  expect_error(parts, [&] { throw std::runtime_error(text); });
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "sherd/nn/exchange.h"
 #include "sherd/nn/recompute.h"
 #include "sherd/shard/fully_shard.h"
+#include "sherd/shard/initialise.h"
 #include "sherd/shard/module.h"
 
 // A model whose blocks, each a unit, exchange activations along one axis.
@@ -63,8 +64,14 @@ inline ExchangingModel exchanging_model(
   const int64_t ranks = size == 0 ? world.size() : size;
   const Mesh mesh(world, {{"others", world.size() / ranks}, {"tp", ranks}});
   torch::manual_seed(3);
-  ExchangingModel model(mesh, recomputes);
-  model->to(world.device());
+  ExchangingModel model(nullptr);
+  if (world.device().is_meta()) {
+    const MetaDevice meta;
+    model = ExchangingModel(mesh, recomputes);
+  } else {
+    model = ExchangingModel(mesh, recomputes);
+    model->to(world.device());
+  }
   const UnitOptions options{.mesh = Mesh(world, {{"dp", world.size()}})};
   for (auto& block : model->blocks) fully_shard(block, options);
   fully_shard(model, options);
