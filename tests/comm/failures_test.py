@@ -100,6 +100,9 @@ class CpuFailures:
                           run.caught(rank))
         self.assertNotIn("improperly", run.text)
 
+    def test_operations_that_ranks_left_behind_do_not_hold_up_the_end(self):
+        self.assertLess(Run("left_behind", ranks=2).seconds, 12 * SLOWER)
+
     def test_a_rank_that_ends_long_after_the_others_is_waited_for(self):
         run = Run("slow_end", ranks=2)
         self.assertEqual(run.code, 0, run.text)

@@ -109,6 +109,11 @@ void run(const std::string& mode, std::chrono::milliseconds patience) {
   } else if (mode == "calls") {
     if (odd_one) comm.broadcast(values(world, 10), 0).wait();
     all_reduce(world, 10);
+  } else if (mode == "left_behind") {
+    auto tensor = values(world, 10);
+    const auto started =
+        odd_one ? comm.broadcast(tensor, 0) : comm.all_reduce(tensor, sherd::Reduction::sum());
+    sherd::World::close();
   } else if (mode == "slow_end") {
     if (odd_one) std::this_thread::sleep_for(12s);
     if (odd_one) std::cout << "rank 1 is through" << std::endl;

@@ -95,8 +95,7 @@ double shortest_of_all(const Configuration& configuration, int64_t memory) {
 TEST(SearchTest, TheFirstRowIsTheShortestOfAll) {
   auto configuration = small_model("llama", 3);
   configuration.data.seq = 32;
-  const SearchOptions options{
-      .ranks = 4, .network = slow_network(), .sequences = 4, .rows = 1};
+  const SearchOptions options{.ranks = 4, .network = slow_network(), .sequences = 4, .rows = 1};
   const auto roomy = search_plans(configuration, options).rows.front().plan;
   // Where all fits, and where little does.
   for (const int64_t memory : {2 * roomy.bytes, roomy.bytes / 2}) {

@@ -18,6 +18,8 @@ constexpr auto kFlushTime = std::chrono::milliseconds(500);
 constexpr auto kFinishTime = std::chrono::milliseconds(20'000);
 /// The least time for the other ranks to leave, however short an operation's limit is.
 constexpr auto kLeaveTime = std::chrono::milliseconds(2'000);
+/// How long operations may go on without one being done once all ranks leave.
+constexpr auto kLastOperationsTime = std::chrono::milliseconds(3'000);
 /// How often a thread without operations looks for messages of other ranks.
 constexpr auto kIdlePause = std::chrono::milliseconds(100);
 
@@ -99,6 +101,7 @@ bool Engine::take_submissions() {
     try {
       peers_.send_notice();
       if (end.stopped) peers_.announce_leaving(submissions_);
+      leaving_ = end.stopped;
     } catch (const std::exception& error) {
       failure_ = error.what();
     }
@@ -111,8 +114,20 @@ bool Engine::poll() {
   if (failure_.empty()) read_news();
   const bool moved =
       lanes_.remove_done([&](LaneEntry& entry) { return failure_.empty() && advance(entry); });
+  if (failure_.empty()) check_last_operations(moved);
   if (!failure_.empty()) fail_operations();
   return moved || !failure_.empty();
+}
+
+/// Gives up what is under way while all ranks leave, if it does not end: ranks that went on after
+/// an error may have left operations behind that do not fit together, and nobody waits for them.
+void Engine::check_last_operations(bool moved) {
+  if (!leaving_ || !peers_.all_have_left()) return;
+  const auto now = Operation::Clock::now();
+  if (moved || !last_moved_) last_moved_ = now;
+  if (now > *last_moved_ + kLastOperationsTime) {
+    failure_ = scope() + "all ranks have left, and have not made the same operations before";
+  }
 }
 
 /// Advances one operation; true when it is done.

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -83,6 +84,7 @@ class Engine final : public Connection {
   bool take_submissions();
   bool poll();
   bool advance(LaneEntry& entry);
+  void check_last_operations(bool moved);
   void read_news();
   std::string scope() const;
   void fail(const std::string& error);
@@ -101,6 +103,8 @@ class Engine final : public Connection {
   Submissions submissions_;
   Lanes lanes_;
   std::string failure_;  // why nothing can be done any more; empty while all is well
+  bool leaving_ = false;
+  std::optional<Operation::Clock::time_point> last_moved_;  // since all ranks are leaving
   std::once_flag left_;
   std::thread thread_;
 };

@@ -12,13 +12,13 @@ namespace {
 
 using Recompute = StackImpl::Recompute;
 
-/// What Sherd takes beyond the program's bytes: the record by which ranks agree, ten numbers in a
-/// world of any size; a number of each weight, to see that it was written; and what is known of
+/// What Sherd takes beyond the program's bytes: the record by which ranks agree, eleven numbers in
+/// a world of any size; a number of each weight, to see that it was written; and what is known of
 /// its gradient, four numbers before the reduction, four after, and what the host was told of them.
 int64_t control_bytes(const torch::nn::Module& model) {
   const auto weights = named_parameters(model);
   const auto seen = std::ssize(parameters(model));
-  return static_cast<int64_t>(sizeof(int64_t)) * (10 + seen + 14 * std::ssize(weights));
+  return static_cast<int64_t>(sizeof(int64_t)) * (11 + seen + 14 * std::ssize(weights));
 }
 
 /// The bytes that the program knows.
