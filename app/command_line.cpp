@@ -66,7 +66,7 @@ int run_command_line(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kRefused;
   }
   const auto run = [&] {
-    if (train.parsed()) return train.run(argv);
+    if (train.parsed()) return train.run();
     if (plan.parsed()) return plan.run();
     if (rehearse.parsed()) return rehearse.run();
     if (network.parsed()) return network.run(argv);

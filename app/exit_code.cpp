@@ -8,6 +8,7 @@
 
 #include "configuration/configuration.h"
 #include "local_ranks.h"
+#include "sherd/shard/diagnostics.h"
 
 namespace sherd::app {
 
@@ -21,6 +22,9 @@ int exit_code_of(const std::function<int()>& command, int failed) {
   } catch (const c10::ValueError& error) {
     print(error.what_without_backtrace());
     return kRefused;
+  } catch (const NotFiniteError& error) {
+    print(error.what_without_backtrace());
+    return kNotFinite;
   } catch (const c10::Error& error) {
     print(error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -74,7 +74,7 @@ int64_t local_ranks() {
   return count ? std::max(1L, std::strtol(count, nullptr, 10)) : 1;
 }
 
-int start_local_ranks(int64_t ranks, char** arguments) {
+int start_local_ranks(int64_t ranks, const std::vector<std::string>& arguments) {
   const auto program = mpirun();
   if (geteuid() == 0) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
@@ -94,7 +94,7 @@ int start_local_ranks(int64_t ranks, char** arguments) {
   // Quiet: a rank that fails says why itself, and mpirun's report of it says nothing more.
   std::vector<const char*> command{program.c_str(),   "--quiet",   "-n",   count.c_str(),
                                    "--oversubscribe", "--bind-to", "none", self.data()};
-  for (char** argument = arguments + 1; *argument; ++argument) command.push_back(*argument);
+  for (const auto& argument : arguments) command.push_back(argument.c_str());
   command.push_back(nullptr);
 
   struct sigaction action {};
@@ -102,6 +102,7 @@ int start_local_ranks(int64_t ranks, char** arguments) {
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGUSR1, &action, nullptr);
   child = fork();
   TORCH_CHECK(child >= 0, "[launch] can't start a process: ", std::strerror(errno));
   if (child == 0) {
@@ -117,6 +118,7 @@ int start_local_ranks(int64_t ranks, char** arguments) {
     _exit(127);
   }
   const int code = exit_code_of_child(child);
+  child = -1;
   if (code > 128 && !stopped) {
     const int signal = code - 128;
     std::fprintf(
@@ -127,10 +129,18 @@ int start_local_ranks(int64_t ranks, char** arguments) {
   return code;
 }
 
+bool stop_requested() {
+  return stopped != 0;
+}
+
 void check_launched_ranks(int64_t wanted) {
   TORCH_CHECK_VALUE(
       !has_launcher() || wanted == launched_ranks(), "--ranks ", wanted,
       ": a launcher has already started ", launched_ranks(), " ranks; leave --ranks out");
+}
+
+void stop_with_launcher() {
+  if (variable({"TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"})) prctl(PR_SET_PDEATHSIG, SIGTERM);
 }
 
 void share_cores() {

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include "at_least_one.h"
 #include "forecast/measure_network.h"
@@ -52,7 +54,11 @@ void NetworkCommand::measure() const {
 }
 
 int NetworkCommand::run(char** arguments) const {
-  if (ranks_ && *ranks_ > 1 && !has_launcher()) return start_local_ranks(*ranks_, arguments);
+  if (ranks_ && *ranks_ > 1 && !has_launcher()) {
+    std::vector<std::string> all;
+    for (char** argument = arguments + 1; *argument; ++argument) all.emplace_back(*argument);
+    return start_local_ranks(*ranks_, all);
+  }
   if (ranks_) check_launched_ranks(*ranks_);
   share_cores();  // as in training
   measure();

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "restarts.h"
+
 namespace sherd::app {
 
 /// `sherd train FILE`.
@@ -15,13 +17,14 @@ class TrainCommand {
   bool parsed() const { return command_->parsed(); }
   /// Runs the command and returns its exit code. Starts ranks if several are configured and no
   /// launcher has.
-  int run(char** arguments) const;
+  int run() const;
 
  private:
   CLI::App* command_;
   std::string file_;
   std::vector<std::string> overrides_;
   std::optional<int64_t> ranks_;
+  Restarts restarts_;
 };
 
 }  // namespace sherd::app

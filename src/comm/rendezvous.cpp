@@ -30,7 +30,7 @@ std::string arrival(int64_t rank) {
 constexpr const char* kSize = "size";
 constexpr const char* kDispute = "dispute";
 constexpr const char* kVerdict = "verdict";
-constexpr const char* kHeard = "heard";
+constexpr const char* kMeeting = "meeting";  // see hear_refusal()
 constexpr auto kPause = std::chrono::milliseconds(20);
 
 std::vector<uint8_t> bytes(const std::string& text) {
@@ -67,13 +67,10 @@ std::string arrive_as_first(c10d::Store& store, const Launch& launch, Clock::tim
   const auto verdict = await_arrivals(store, launch, deadline);
   store.set(kVerdict, bytes(verdict));
   if (verdict.empty()) return verdict;
-  // The store may end with this rank: stay until the others have read why.
   int64_t arrived = 0;
   for (int64_t rank = 1; rank < launch.size; ++rank)
     arrived += store.check({arrival(rank)}) ? 1 : 0;
-  const auto patience = Clock::now() + std::chrono::seconds(2);
-  while (store.add(kHeard, 0) < arrived && Clock::now() < patience)
-    std::this_thread::sleep_for(kPause);
+  hear_refusal(store, kMeeting, 0, arrived);
   return verdict;
 }
 
@@ -95,7 +92,7 @@ std::string arrive_as_other(
     // first.
     store.wait({kVerdict}, timeout + std::chrono::seconds(5));
     const auto verdict = text(store.get(kVerdict));
-    if (!verdict.empty()) store.add(kHeard, 1);
+    if (!verdict.empty()) hear_refusal(store, kMeeting, launch.rank, 0);
     return verdict;
   } catch (const std::exception&) {
     return "rank 0 has not arrived, or left again";
@@ -130,6 +127,17 @@ void await_all_ranks(c10d::Store& store, const Launch& launch, std::chrono::mill
   TORCH_CHECK_WITH(
       DistBackendError, wrong.empty(), "[comm.world] rank ", launch.rank, " of ", launch.size,
       ", start: ", wrong, " (the limit is ", in_seconds(timeout), ")");
+}
+
+void hear_refusal(c10d::Store& store, const std::string& what, int64_t rank, int64_t others) {
+  const auto heard = what + "/heard";
+  if (rank != 0) {
+    store.add(heard, 1);
+    return;
+  }
+  const auto patience = Clock::now() + std::chrono::seconds(2);
+  while (store.add(heard, 0) < others && Clock::now() < patience)
+    std::this_thread::sleep_for(kPause);
 }
 
 c10::intrusive_ptr<c10d::Store> meet_at_launchers_store(

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <string>
 
 #include "comm/launch.h"
 #include "sherd/comm/communicator.h"
@@ -20,6 +21,11 @@ c10::intrusive_ptr<c10d::Store> open_store(const Launch& launch, std::chrono::mi
 /// both sizes. Collective. The keys of a store serve one call: give each call a PrefixStore of its
 /// own.
 void await_all_ranks(c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout);
+
+/// To be called on every rank that has read from the store that `what` was refused. The store may
+/// end with rank 0, which therefore blocks until `others` other ranks have called it, for 2 seconds
+/// at most.
+void hear_refusal(c10d::Store& store, const std::string& what, int64_t rank, int64_t others);
 
 /// Returns the keys of a new world in the one store of this process, which is the launcher's.
 /// Blocks until all ranks have arrived there; throws as open_store() and await_all_ranks().

@@ -262,11 +262,12 @@ void Trainer::finish(Checkpoints& checkpoints) {
     std::vector<std::string> names;
     for (const auto& item : model_->named_parameters()) names.push_back(item.key());
     const bool there = saved_ && checkpoints.has(not_finite_->before.step);
-    TORCH_CHECK(
-        false,
+    throw NotFiniteError(
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
         not_finite_text(
             configuration_, not_finite_->step, in_order_of_backward(not_finite_->findings, names),
-            there ? checkpoints.newest() : ""));
+            there ? checkpoints.newest() : ""),
+        not_finite_->findings);
   }
   TORCH_CHECK(saved_, "[train] the last checkpoint could not be saved");
 }

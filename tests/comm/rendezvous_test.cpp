@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "comm/departures.h"
+#include "comm/tcp/roster.h"
 
 namespace sherd {
 namespace {
@@ -85,6 +86,31 @@ TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
   for (const auto& text : meet_all({{1, 3}, {2, 3}}, milliseconds(1500))) {
     EXPECT_NE(text.find("rank 0 has not arrived"), std::string::npos) << text;
   }
+}
+
+TEST(RendezvousTest, AStoreThatEndsWithRankZeroIsThereUntilARefusalWasHeard) {
+  const Launch launch{
+      .launcher = Launcher::torchrun, .size = 2, .host = "127.0.0.1", .port = free_port()};
+  const auto own = Roster::Entry{parse_address("127.0.0.1", 1), "here"};
+  std::vector<std::string> said(2);
+  const auto act = [&](int64_t rank) {
+    auto mine = launch;
+    mine.rank = rank;
+    try {
+      auto store = open_store(mine, milliseconds(10'000));
+      // The other rank is late: by then rank 0 has long decided.
+      if (rank == 1) std::this_thread::sleep_for(milliseconds(300));
+      exchange_roster(
+          *store, rank, 2, own, rank == 0 ? "it has too few files" : "", milliseconds(10'000));
+    } catch (const c10::Error& error) {
+      said[static_cast<size_t>(rank)] = error.what_without_backtrace();
+    }  // and the store of rank 0 is closed
+  };
+  std::thread other(act, 1);
+  act(0);
+  other.join();
+  for (const auto& text : said)
+    EXPECT_NE(text.find("rank 0: it has too few files"), std::string::npos) << text;
 }
 
 TEST(DeparturesTest, ARankThatLeavesIsKnownToThoseThatWaitForIt) {

@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -306,6 +309,43 @@ TEST(TcpStrangers, HoldUpNothingAndAreDropped) {
   EXPECT_EQ(errors, std::vector<std::string>(3));
   EXPECT_EQ(connected, std::vector<int64_t>({2, 2, 2}));
   EXPECT_EQ(strangers.disconnected(), 104) << "the others, when all ranks are connected";
+}
+
+/// The files that this process may open, while it exists.
+class FileLimit {
+ public:
+  explicit FileLimit(int64_t more) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const std::filesystem::directory_iterator open("/proc/self/fd");
+    auto limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(std::distance(begin(open), end(open)) - 1 + more);
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  ~FileLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(TcpStrangers, ThatUseUpTheFilesAreDroppedForARank) {
+  Listening all(2);
+  Strangers strangers(all.roster.ranks[0].address);
+  for (int i = 0; i < 12; ++i) strangers.say_nothing();
+  Strangers rank(all.roster.ranks[0].address);  // after them in the queue
+  rank.say(introduction_of_rank_1('\x5a'));
+  const FileLimit few(4);
+  EXPECT_TRUE(connect_ranks(all.listeners[0], all.roster, 0, Clock::now() + 10s)[1]);
+}
+
+TEST(TcpStrangers, AConnectionThatVanishesBreaksWithBytesUnderWayToo) {
+  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  set_connection_options(socket);
+  int limit = 0;
+  socklen_t length = sizeof(limit);
+  ASSERT_EQ(getsockopt(socket.number(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, &length), 0);
+  EXPECT_EQ(limit, 120'000);
 }
 
 TEST(TcpStrangers, AConnectionThatProvesTheTokenIsTaken) {

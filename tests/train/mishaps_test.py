@@ -54,7 +54,7 @@ def a_step_that_is_not_finite_leaves_the_last_good_state(place):
     for ranks, watch in ((1, "on"), (2, "ranks")):
         out = f"out{ranks}"
         # The first update makes weights of 1e30. The second step's loss is finite, but not the layer's gradients.
-        _, errors = run(place, 1, ranks, optim__lr=1e30, train__watch=watch, train__out=out)
+        _, errors = run(place, 3, ranks, optim__lr=1e30, train__watch=watch, train__out=out)
         assert "[train] step 2 is not finite: the gradient of parameter 'layer0.feed_forward.down.weight' is NaN" in errors, errors
         assert "train.watch" in errors if watch == "on" else " on rank " in errors, errors
         assert "lower optim.lr" in errors and "set optim.max_norm" in errors and "sherd::watch" not in errors, errors

@@ -50,7 +50,7 @@ def stops_cleanly(sherd, server, which, ranks):
 def main():
     with ForkServer(sys.argv[2]) as server:
         for ranks in (1, 3):
-            for which in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1][:2 + (ranks == 1)]):
+            for which in ([signal.SIGINT], [signal.SIGUSR1], [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]):
                 stops_cleanly(sys.argv[1], server, which, ranks)
 
 

@@ -176,6 +176,8 @@ void set_connection_options(const Descriptor& socket) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
   set(IPPROTO_TCP, TCP_KEEPCNT, 6);
+  // While bytes are not acknowledged there are no keepalives: the same limit for those.
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 120'000);  // milliseconds
 }
 
 }  // namespace sherd

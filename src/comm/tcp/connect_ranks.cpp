@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 namespace sherd {
 namespace {
@@ -21,8 +22,8 @@ using RankDeadline = std::chrono::steady_clock::time_point;
 /// How many connections of strangers may be open: then the oldest is closed.
 constexpr int64_t kMostStrangers = 64;
 constexpr int kAcceptedAtOnce = 16;
-/// Files that the process may open besides.
-constexpr int64_t kOtherFiles = 32;
+/// Files that the process may open besides: those of strangers, and some of its own.
+constexpr int64_t kOtherFiles = kMostStrangers + 32;
 
 /// What both ends of a new connection send first.
 struct Introduction {
@@ -121,17 +122,28 @@ class RankConnector {
     for (int i = 0; i < kAcceptedAtOnce; ++i) {
       Descriptor socket(
           accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket) return;  // no more; or one that is gone again
+      if (!socket && (errno == EMFILE || errno == ENFILE) && drop_oldest_stranger()) continue;
+      if (!socket) {  // no more; or one that is gone again
+        if (errno == EMFILE) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return;
+      }
       candidates_.push_back({std::move(socket), -1, Candidate::State::waiting});
       const auto accepted = std::count_if(
           candidates_.begin(), candidates_.end(),
           [](const auto& each) { return each.is_accepted(); });
-      // Ranks introduce themselves at once, so the oldest is a stranger.
-      if (accepted <= std::ssize(roster_.ranks) + kMostStrangers) continue;
-      candidates_.erase(std::find_if(candidates_.begin(), candidates_.end(), [](const auto& each) {
-        return each.is_accepted();
-      }));
+      if (accepted > std::ssize(roster_.ranks) + kMostStrangers) drop_oldest_stranger();
     }
+  }
+
+  /// Ranks introduce themselves at once, so the oldest that was accepted is a stranger. Returns
+  /// false if there is none.
+  bool drop_oldest_stranger() {
+    const auto oldest = std::find_if(candidates_.begin(), candidates_.end(), [](const auto& each) {
+      return each.is_accepted();
+    });
+    if (oldest == candidates_.end()) return false;
+    candidates_.erase(oldest);
+    return true;
   }
 
   void advance(Candidate& candidate) {

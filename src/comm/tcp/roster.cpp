@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "comm/host_exchange.h"
+#include "comm/rendezvous.h"
 
 namespace sherd {
 namespace {
@@ -131,6 +132,7 @@ Roster exchange_roster(
   std::istringstream in(verdict);
   std::string word, token;
   in >> word;
+  if (word != kGood) hear_refusal(store, "roster", rank, size - 1);
   TORCH_CHECK_WITH(
       DistBackendError, word == kGood, scope,
       verdict.substr(std::min(verdict.size(), word.size() + 1)));

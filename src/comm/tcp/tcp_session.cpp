@@ -67,6 +67,8 @@ std::unique_ptr<Transport> connect_over(
     if (refusal.empty()) listener = listen_at(own.address);
   } catch (const c10::Error& error) {
     refusal = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    refusal = error.what();  // of /proc
   }
   const auto roster =
       exchange_roster(*store, launch.rank, launch.size, own, refusal, options.start_timeout);
