@@ -94,7 +94,7 @@ bool Engine::take_submissions() {
   const auto end = submissions_.take(lanes_);
   if (end.by_exception && failure_.empty()) {
     // The peers wait for what this rank will never call.
-    fail(scope() + "an exception ended it");
+    fail(scope() + "an exception ended it" + peers_.text_of_hosts({rank_}));
     fail_operations();
   }
   if (failure_.empty()) {
@@ -130,15 +130,28 @@ void Engine::check_last_operations(bool moved) {
   }
 }
 
-/// Advances one operation; true when it is done.
-bool Engine::advance(LaneEntry& entry) {
+/// Starts an operation, or moves it on; true when it is complete.
+bool Engine::move(LaneEntry& entry) {
   auto& operation = *entry.operation;
   try {
     if (!entry.begin) {
       entry.begin = Operation::Clock::now();
       operation.start(transport_);
     }
-    if (operation.advance(transport_)) {
+    return operation.advance(transport_);
+  } catch (const c10::Error& error) {
+    // It may name one of the ranks that it was about to exchange messages with.
+    const auto hosts = peers_.text_of_hosts(operation.waits_for());
+    if (hosts.empty()) throw;
+    TORCH_CHECK(false, error.what_without_backtrace(), hosts);
+  }
+}
+
+/// Advances one operation; true when it is done.
+bool Engine::advance(LaneEntry& entry) {
+  auto& operation = *entry.operation;
+  try {
+    if (move(entry)) {
       operation.finish(nullptr);
       return true;
     }

@@ -85,6 +85,7 @@ class Engine final : public Connection {
   bool poll();
   bool advance(LaneEntry& entry);
   void check_last_operations(bool moved);
+  bool move(LaneEntry& entry);
   void read_news();
   std::string scope() const;
   void fail(const std::string& error);

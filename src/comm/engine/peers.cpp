@@ -73,7 +73,7 @@ std::optional<std::string> Peers::loss() const {
     if (announced || Operation::Clock::now() <= lost.heard + kLossTime) continue;
     return c10::str(
         "rank ", rank, " is gone: its process has ended, or the network to it is broken (",
-        lost.text, ")");
+        lost.text, ")", text_of_hosts({rank}));
   }
   return std::nullopt;
 }
@@ -87,7 +87,7 @@ void Peers::check_departed(const LaneEntry& entry) const {
         takes_part(rank, found->second, entry) || may_be_in_transit(found->second, entry), "rank ",
         rank,
         " has left: its process closed the world, or ended, without this operation. All ranks ",
-        "must make the same calls");
+        "must make the same calls", text_of_hosts({transport_.rank(), rank}));
   }
 }
 
@@ -125,7 +125,19 @@ void Peers::check_late(LaneEntry& entry) {
   }
   TORCH_CHECK(
       false, "not done after ", in_seconds(entry.timeout), "; no word from rank",
-      missing.size() == 1 ? " " : "s ", c10::Join(", ", missing), answers);
+      missing.size() == 1 ? " " : "s ", c10::Join(", ", missing), answers, text_of_hosts(missing));
+}
+
+std::string Peers::text_of_hosts(std::vector<int64_t> ranks) const {
+  ranks.resize(std::min(ranks.size(), kMostAsked));
+  std::string text;
+  for (const int64_t rank : ranks) {
+    const auto host = transport_.host_of(rank);
+    if (host.empty()) return "";
+    text += text.empty() ? c10::str(" (rank ", rank, " runs on ", host)
+                         : c10::str(", rank ", rank, " on ", host);
+  }
+  return text.empty() ? "" : text + ")";
 }
 
 bool Peers::all_have_left() const {

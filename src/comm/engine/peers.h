@@ -41,6 +41,9 @@ class Peers {
   /// once they have answered, or had time to, throws an error with their answers. To be called
   /// until it throws.
   void check_late(LaneEntry& entry);
+  /// Returns on which hosts ranks run, to be added to an error that names them; nothing if all
+  /// ranks of the world run on one. A few ranks at most are listed.
+  std::string text_of_hosts(std::vector<int64_t> ranks) const;
   /// Returns whether every other rank has announced that it leaves.
   bool all_have_left() const;
 

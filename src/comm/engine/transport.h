@@ -27,6 +27,8 @@ class Transport {
   virtual std::string name() const = 0;  ///< the backend's name, as in the scope of errors
   virtual int64_t rank() const = 0;      ///< this rank's index
   virtual int64_t size() const = 0;      ///< number of ranks
+  /// Returns the name of the host that a rank runs on. Default: empty, where all ranks run on one.
+  virtual std::string host_of(int64_t /*rank*/) const { return {}; }
   /// Starts a send of at most 2^31 - 1 bytes. Messages between two ranks with one tag arrive in the
   /// order in which they were sent.
   virtual std::unique_ptr<Request> send(int64_t peer, int tag, const void* data, int64_t bytes) = 0;

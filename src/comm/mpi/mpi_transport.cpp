@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/util/Exception.h>
 #include <mpi.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -81,11 +82,15 @@ class MpiTransport final : public Transport {
     rank_ = value;
     check(MPI_Comm_size(comm_, &value), "MPI_Comm_size");
     size_ = value;
+    gather_hosts();
   }
 
   std::string name() const override { return "mpi"; }
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return size_; }
+  std::string host_of(int64_t rank) const override {
+    return hosts_.empty() ? "" : hosts_[static_cast<size_t>(rank)];
+  }
 
   std::unique_ptr<Request> send(int64_t peer, int tag, const void* data, int64_t bytes) override {
     auto request = std::make_unique<MpiRequest>(MpiRequest::kAnyLength);
@@ -126,10 +131,28 @@ class MpiTransport final : public Transport {
   }
 
  private:
+  /// Blocks until all ranks do it.
+  void gather_hosts() {
+    constexpr int kLongest = 64;  // Linux allows no longer names
+    std::array<char, kLongest> own{};
+    gethostname(own.data(), own.size() - 1);
+    std::vector<char> all(static_cast<size_t>(size_) * kLongest);
+    check(
+        MPI_Allgather(own.data(), kLongest, MPI_CHAR, all.data(), kLongest, MPI_CHAR, comm_),
+        "MPI_Allgather");
+    bool several = false;
+    for (int64_t rank = 0; rank < size_; ++rank) {
+      hosts_.emplace_back(all.data() + rank * kLongest);
+      several = several || hosts_.back() != hosts_.front();
+    }
+    if (!several) hosts_.clear();
+  }
+
   MPI_Comm comm_;
   bool owns_mpi_;
   int64_t rank_ = 0;
   int64_t size_ = 1;
+  std::vector<std::string> hosts_;  // by rank; none if there is only one
 };
 
 /// Starts MPI unless the program has, and makes a communicator of our own. Blocks until all ranks

@@ -108,6 +108,17 @@ std::string this_machine() {
   return c10::str(name.data(), "/", boot);
 }
 
+std::vector<std::string> hosts_of(const Roster& roster) {
+  std::vector<std::string> hosts;
+  bool several = false;
+  for (const auto& each : roster.ranks) {
+    several = several || each.machine != roster.ranks.front().machine;
+    hosts.push_back(each.machine.substr(0, each.machine.find('/')));
+  }
+  if (!several) hosts.clear();
+  return hosts;
+}
+
 Roster exchange_roster(
     c10d::Store& store,
     int64_t rank,

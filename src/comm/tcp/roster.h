@@ -28,6 +28,9 @@ struct Roster {
 /// Returns what tells this machine from others: its name and when it was started.
 std::string this_machine();
 
+/// Returns the names of the ranks' hosts, by rank; none if all ranks run on one machine.
+std::vector<std::string> hosts_of(const Roster& roster);
+
 /// Exchanges the roster over the store. `own`: where this rank listens. If `refusal` is not empty,
 /// this rank can't take part, and all ranks throw it. Throws also if some ranks listen where those
 /// of other machines can't reach them, and if a rank ends meanwhile. Collective; blocks, at each of

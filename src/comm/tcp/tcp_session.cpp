@@ -73,7 +73,8 @@ std::unique_ptr<Transport> connect_over(
   const auto roster =
       exchange_roster(*store, launch.rank, launch.size, own, refusal, options.start_timeout);
   set_local_ranks(location, roster, launch.rank);
-  return tcp_transport(launch.rank, connect_ranks(listener, roster, launch.rank, deadline));
+  return tcp_transport(
+      launch.rank, connect_ranks(listener, roster, launch.rank, deadline), hosts_of(roster));
 }
 
 std::unique_ptr<Session> open_over(

@@ -38,8 +38,11 @@ class TcpRequest final : public Transport::Request {
 
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(int64_t rank, std::vector<Descriptor> sockets)
-      : rank_(rank), links_(sockets.size()), ready_(epoll_create1(EPOLL_CLOEXEC)) {
+  TcpTransport(int64_t rank, std::vector<Descriptor> sockets, std::vector<std::string> hosts)
+      : rank_(rank),
+        hosts_(std::move(hosts)),
+        links_(sockets.size()),
+        ready_(epoll_create1(EPOLL_CLOEXEC)) {
     TORCH_CHECK(ready_, "[comm.tcp] epoll_create1 failed: ", std::strerror(errno));
     for (size_t peer = 0; peer < sockets.size(); ++peer) {
       if (!sockets[peer]) continue;
@@ -57,6 +60,9 @@ class TcpTransport final : public Transport {
   std::string name() const override { return "tcp"; }
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return std::ssize(links_); }
+  std::string host_of(int64_t rank) const override {
+    return hosts_.empty() ? "" : hosts_[static_cast<size_t>(rank)];
+  }
 
   std::unique_ptr<Request> send(int64_t peer, int tag, const void* data, int64_t bytes) override {
     auto message = std::make_shared<TcpMessage>();
@@ -134,6 +140,7 @@ class TcpTransport final : public Transport {
   }
 
   int64_t rank_;
+  std::vector<std::string> hosts_;  // by rank; none if there is only one host
   Mailbox mailbox_;
   std::vector<std::unique_ptr<TcpLink>> links_;  // by rank; none to this one
   Descriptor ready_;                             // epoll: connections with something to read
@@ -142,8 +149,9 @@ class TcpTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> tcp_transport(int64_t rank, std::vector<Descriptor> sockets) {
-  return std::make_unique<TcpTransport>(rank, std::move(sockets));
+std::unique_ptr<Transport> tcp_transport(
+    int64_t rank, std::vector<Descriptor> sockets, std::vector<std::string> hosts) {
+  return std::make_unique<TcpTransport>(rank, std::move(sockets), std::move(hosts));
 }
 
 }  // namespace sherd
