@@ -114,9 +114,11 @@ class ConfigurationReader {
     }
   }
 
+  /// An empty string unsets a key without a default.
   template <class T>
   void take(
       const TomlValue& found, const std::string& name, std::optional<T>& into, const Key& key) {
+    if (found.string && found.string->empty()) return into.reset();
     T value{};
     if (take(found, name, value, key)) into = value;
   }

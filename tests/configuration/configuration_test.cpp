@@ -74,6 +74,21 @@ TEST_F(ConfigurationTest, OverridesComeLastAndStringsNeedNoQuotes) {
   EXPECT_EQ(all.optim.max_norm, 1);
 }
 
+TEST_F(ConfigurationTest, AnEmptyStringUnsetsAKeyWithoutADefault) {
+  EXPECT_EQ(read(std::string(kWhole) + "validation = \"\"").data.validation, std::nullopt);
+  const auto all = read(
+      std::string(kWhole) + "validation = \"v.txt\"\n[optim]\nmax_norm = 1",
+      {"data.validation=", "optim.max_norm="});
+  EXPECT_EQ(all.data.validation, std::nullopt);
+  EXPECT_EQ(all.optim.max_norm, std::nullopt);
+  EXPECT_EQ(read(kWhole, {"data.text=", "data.tokens=t.bin"}).data.tokens, "t.bin");
+  expect_problem(
+      kWhole, "data: give data.tokens = \"file.bin\" or data.text = \"file.txt\"", {"data.text="});
+  expect_problem(
+      kWhole, "--set data.dtype=:1: data.dtype = \"\": it must be one of \"uint16\", \"uint32\"",
+      {"data.dtype="});
+}
+
 TEST_F(ConfigurationTest, NonAsciiLettersAreAllowedInStringsAndComments) {
   const std::string text = "\xEF\xBB\xBF# für später\n[data]\ntext = \"größe\"\n[train]\nout = ";
   EXPECT_EQ(read(text + "'''é\n\"ä'''  # ok: ü").train.out, "é\n\"ä");
