@@ -38,7 +38,9 @@ def the_launcher_lists_the_commands_of_the_program(place):
 
 def a_command_that_does_not_exist_is_refused(place):
     done = subprocess.run([LAUNCHER, "trian"], cwd=place, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 2 and "there is no command 'trian'" in done.stderr and " train " in done.stderr, done
+    assert done.returncode == 2 and "there is no command 'trian', did you mean train?" in done.stderr, done
+    done = subprocess.run([LAUNCHER, "nonsense"], cwd=place, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "there is no command 'nonsense' (commands: build test train " in done.stderr, done
     for words in (["trian"], ["trian", "--help"]):
         done = SERVER.run(words)
         assert done.returncode == 2, done
