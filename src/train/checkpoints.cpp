@@ -26,6 +26,13 @@ SlicesOf slices_of(const LanguageModel& model) {
   };
 }
 
+std::string finished_text(const std::string& folder, int64_t step) {
+  return c10::str(
+      folder, " is step ", step, " of train.steps = ", step,
+      ": this run is finished. To train on, raise train.steps; to start over, choose another "
+      "train.out or set train.resume = \"none\"");
+}
+
 }  // namespace
 
 Checkpoints::Checkpoints(
@@ -105,7 +112,8 @@ Checkpoints::Place Checkpoints::resume() {
   TORCH_CHECK_VALUE(
       place.step <= train_.steps, "[train] ", folder, " has step ", place.step,
       ", but train.steps = ", train_.steps, ": give more steps, or train.resume = \"none\"");
-  say_("continuing from " + folder);
+  say_(
+      place.step == train_.steps ? finished_text(folder, place.step) : "continuing from " + folder);
   std::istringstream lines(changes);
   for (std::string line; std::getline(lines, line);) say_(line);
   if (train_.resume == "auto") {
@@ -158,22 +166,28 @@ bool Checkpoints::save(const Place& place) {
   const bool done = attempt([&] { sherd::save(model_, &optimizer_, folder, options(place)); });
   if (!done) return false;
   newest_ = place.step;
-  remove_old();
+  note_saved();
   return true;
 }
 
 bool Checkpoints::advance() {
   bool whole = false;
   const bool fine = attempt([&] { whole = background_.advance(); });
-  if (whole) remove_old();
+  if (whole) note_saved();
   return fine;
 }
 
 bool Checkpoints::finish() {
   if (!background_.under_way()) return true;
   const bool done = attempt([&] { background_.finish(); });
-  if (done) remove_old();
+  if (done) note_saved();
   return done;
+}
+
+/// The checkpoint is on the disk.
+void Checkpoints::note_saved() const {
+  say_("saved " + folder_of(saving_));
+  remove_old();
 }
 
 void Checkpoints::remove_old() const {

@@ -65,6 +65,7 @@ class Checkpoints {
   std::string folder_of(int64_t step) const;
   SaveOptions options(const Place& place) const;
   bool attempt(const std::function<void()>& action);
+  void note_saved() const;
   void remove_old() const;
 
   Configuration configuration_;

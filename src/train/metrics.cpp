@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "files/byte_text.h"
 #include "files/format_text.h"
 #include "files/parse_json.h"
 
@@ -71,21 +70,6 @@ std::string duration_text(double seconds) {
   return format_text(
       "%lld h %02lld min", static_cast<long long>(whole / 3600),
       static_cast<long long>(whole / 60 % 60));
-}
-
-std::string line_of(
-    const StepMetrics& metrics, int64_t steps, double peak_matmul_tflops, double seconds_left) {
-  const auto digits = static_cast<int>(std::to_string(steps).size());
-  auto line = format_text(
-      "step %*lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s", digits,
-      static_cast<long long>(metrics.step), static_cast<long long>(steps), metrics.loss,
-      metrics.grad_norm, metrics.lr, metrics.tokens_per_second);
-  line += format_text(metrics.tflops < 1 ? "  %.3f TFLOP/s" : "  %.0f TFLOP/s", metrics.tflops);
-  if (peak_matmul_tflops > 0)
-    line += format_text(" (%.0f %%)", 100 * metrics.tflops / peak_matmul_tflops);
-  line += "  " + byte_text(metrics.peak_bytes) + " of " + byte_text(metrics.planned_bytes);
-  if (metrics.val_loss) line += format_text("  validation %.4f", *metrics.val_loss);
-  return line + "  " + duration_text(seconds_left) + " left";
 }
 
 MetricsFile::MetricsFile(const std::string& path, int64_t step) : path_(path) {

@@ -26,10 +26,6 @@ struct StepMetrics {
   std::string json() const;
 };
 
-/// Returns the step's numbers and the time that is left as one line for the terminal.
-std::string line_of(
-    const StepMetrics& metrics, int64_t steps, double peak_matmul_tflops, double seconds_left);
-
 std::string duration_text(double seconds);
 
 /// The file `metrics.jsonl`: a line per step, flushed when add() returns.

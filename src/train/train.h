@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "configuration/configuration.h"
 #include "sherd/export.h"
@@ -13,8 +14,8 @@ namespace sherd {
 /// train.out and shows progress on standard output.
 SHERD_API void train(const Configuration& configuration);
 
-/// Opens the files that a run reads first: the model's config.json and the data. Throws what the
-/// run would throw on every rank if one is missing or wrong.
+/// Opens what a run reads and creates the folder of its results. Throws what the run would throw
+/// on every rank if an input is missing or wrong, or if nothing can be written.
 SHERD_API void check_inputs(const Configuration& configuration);
 
 /// Classifies stop signals. Schedulers and launchers often send one twice in a moment: signals
@@ -44,9 +45,11 @@ class StopRequests {
 /// Returns the seconds of a monotonic clock. May be called in a signal handler.
 SHERD_API double rising_seconds();
 
-/// Returns the width of the terminal for progress, in columns; 0: no terminal, print plain lines.
-/// The environment variable SHERD_TERMINAL overrides it, for ranks whose output goes through a
-/// pipe.
+/// Returns the width of the terminal for progress as it is now, in columns; 0: no terminal, print
+/// plain lines. The environment variable SHERD_TERMINAL, a number or a terminal's device, overrides
+/// it, for ranks whose output goes through a pipe.
 SHERD_API int64_t terminal_columns();
+/// Returns SHERD_TERMINAL for ranks whose output goes through this process to its terminal.
+SHERD_API std::string terminal_for_ranks();
 
 }  // namespace sherd

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iostream>
 
 #include "configuration/axes.h"
 #include "configuration/optimizer.h"
@@ -12,6 +13,7 @@
 #include "device/device_memory.h"
 #include "device/peak_speed.h"
 #include "device/timing.h"
+#include "files/format_text.h"
 #include "forecast/memory_probe.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
@@ -28,6 +30,7 @@
 #include "train/run_memory.h"
 #include "train/schedule.h"
 #include "train/step_files.h"
+#include "train/step_line.h"
 #include "train/step_log.h"
 #include "train/stop_signals.h"
 #include "train/train.h"
@@ -57,7 +60,7 @@ class Trainer {
   void read_steps();
   void validate_missed(int64_t step);
   void finish(Checkpoints& checkpoints);
-  double validate();
+  void note_validation(int64_t step);
   bool validates(int64_t step) const;
   bool logs(int64_t step) const;
   bool first() const { return world_.rank() == 0; }
@@ -98,7 +101,7 @@ Trainer::Trainer(const Configuration& configuration)
       validation_(checked_validation_data(configuration_, world_)),
       model_(model_of(configuration_, mesh_)),
       optimizer_(*model_, optimizer_of(configuration_, *model_)),
-      progress_(configuration.train.steps, terminal_columns()),
+      progress_(configuration.train.steps, terminal_columns, std::cout),
       log_(world_),
       wishes_(world_) {
   if (first() && !results_->lock().missing().empty()) say(results_->lock().missing());
@@ -177,8 +180,10 @@ void Trainer::check_finite(const std::vector<StepMetrics>& steps) {
   not_finite_ = {bad->step, findings(*model_), before};
 }
 
-double Trainer::validate() {
-  return validation_loss(*model_, *validation_, configuration_, world_);
+void Trainer::note_validation(int64_t step) {
+  const double loss = validation_loss(*model_, *validation_, configuration_, world_);
+  files_->add_validation(loss);
+  say(format_text("step %lld: validation loss %.4f", static_cast<long long>(step), loss));
 }
 
 bool Trainer::validates(int64_t step) const {
@@ -202,13 +207,16 @@ void Trainer::validate_missed(int64_t step) {
   const bool missed =
       first() && !steps.empty() && steps.back().step == step && !steps.back().val_loss.has_value();
   if (numbers_of_first_rank(world_, {missed})[0] == 0) return;
-  files_->add_validation(validate());
+  note_validation(step);
 }
 
 void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoints) {
   const auto& train = configuration_.train;
+  // CPU ranks share their cores: what one could do alone, or all at once, is no measure of a step.
   const double possible =
-      peak_matmul_tflops(world_.device(), compute_dtype_of(configuration_.precision));
+      world_.device().is_cuda()
+          ? peak_matmul_tflops(world_.device(), compute_dtype_of(configuration_.precision))
+          : 0;
   const auto begin = Clock::now();
   int64_t acted = start.step;  // when a checkpoint was last begun or carried on
   for (int64_t number = start.step + 1; number <= train.steps; ++number) {
@@ -221,6 +229,11 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
     const bool shows = logs(number) || stops;
     if (shows || saves || validates(number) || log_.full()) read_steps();
     if (not_finite_) return;
+    if (shows && first()) {
+      const double each = seconds_since(begin) / static_cast<double>(number - start.step);
+      const double left = each * static_cast<double>(train.steps - number);
+      progress_.show(number, step_fields(files_->steps().back(), train.steps, possible, left));
+    }
     if (checkpoints.under_way() && wishes.busy == 0 && number - acted > wishes_.delay()) {
       saved_ = checkpoints.advance();
       acted = number;
@@ -231,12 +244,7 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
       acted = number;
       if (last) saved_ = checkpoints.finish() && saved_;
     }
-    if (validates(number)) files_->add_validation(validate());
-    if (shows && first()) {
-      const double each = seconds_since(begin) / static_cast<double>(number - start.step);
-      const double left = each * static_cast<double>(train.steps - number);
-      progress_.show(number, line_of(files_->steps().back(), train.steps, possible, left));
-    }
+    if (validates(number)) note_validation(number);
     if (!stops) continue;
     say("stopped by a signal after step " + std::to_string(number));
     return;
@@ -245,6 +253,7 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
 
 /// Whatever ended the training: what is known is written down.
 void Trainer::finish(Checkpoints& checkpoints) {
+  progress_.leave_bar();
   if (not_finite_) {
     read_steps();
     saved_ = checkpoints.finish() && saved_;

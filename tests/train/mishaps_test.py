@@ -162,6 +162,16 @@ def the_folder_of_an_earlier_version_is_continued(place):
         assert f"optim.{old} is now optim.{new}: write optim.{new} = " in errors, errors
 
 
+def a_finished_run_says_so(place):
+    said, _ = run(place)
+    assert said.count("saved out/step-4\n") == 1 and "continuing" not in said, said
+    said, _ = run(place)
+    assert "out/step-4 is step 4 of train.steps = 4: this run is finished. To train on, raise train.steps" in said, said
+    assert "continuing" not in said and "\nstep " not in said and "saved" not in said, said
+    said, _ = run(place, train__steps=5)
+    assert "continuing from out/step-4\n" in said and "finished" not in said and "step 5/5" in said, said
+
+
 def a_long_run_is_saved_now_and_then(place):
     """With the default of train.save_every."""
     run(place, data__seq=4, model__dim=2, model__heads=1, train__steps=1001, train__log_every=1000)
@@ -191,7 +201,7 @@ def limits_hold_for_the_start_and_for_operations(place):
 def main():
     tests = [limits_hold_for_the_start_and_for_operations, a_step_that_is_not_finite_leaves_the_last_good_state,
              a_validation_that_fails_comes_after_the_save, a_long_run_is_saved_now_and_then, another_run_is_told_apart,
-             the_folder_of_an_earlier_version_is_continued, two_runs_do_not_share_a_folder]
+             the_folder_of_an_earlier_version_is_continued, a_finished_run_says_so, two_runs_do_not_share_a_folder]
     with SERVER:
         for test in tests:
             if len(sys.argv) > 3 and test.__name__ not in sys.argv[3:]:
