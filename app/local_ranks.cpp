@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "child_process.h"
+#include "rank_errors.h"
 #include "tools.h"
 #include "train/train.h"
 
@@ -42,6 +43,16 @@ void forward(int) {
   const auto kind = requests.note(rising_seconds());
   if (child <= 0 || kind == StopRequests::Kind::repeat) return;
   kill(child, kind == StopRequests::Kind::first ? SIGUSR1 : SIGTERM);
+}
+
+/// Returns a warning if ranks would wait for each other's cores; else nothing.
+std::string warning_of_cores(int64_t ranks) {
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  if (cores == 0 || ranks <= cores) return "";
+  return c10::str(
+      "[launch] ", ranks, " ranks on a machine with ", cores, cores == 1 ? " core" : " cores",
+      ": they take turns, and a step takes longer than on ", cores,
+      cores == 1 ? " rank" : " ranks");
 }
 
 }  // namespace
@@ -75,6 +86,9 @@ int64_t local_ranks() {
 }
 
 int start_local_ranks(int64_t ranks, const std::vector<std::string>& arguments) {
+  if (const auto warning = warning_of_cores(ranks); !warning.empty()) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  }
   const auto program = mpirun();
   if (geteuid() == 0) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
@@ -85,7 +99,7 @@ int start_local_ranks(int64_t ranks, const std::vector<std::string>& arguments) 
   // Nor does it need fabrics between machines, for which it looks for a second.
   setenv("OMPI_MCA_btl", "^ofi", 0);
   // The ranks write to a pipe of mpirun's; who started them may have a terminal.
-  setenv("SHERD_TERMINAL", std::to_string(terminal_columns()).c_str(), 0);
+  setenv("SHERD_TERMINAL", terminal_for_ranks().c_str(), 0);
   std::vector<char> self(4096);
   TORCH_CHECK(
       readlink("/proc/self/exe", self.data(), self.size() - 1) > 0,
@@ -103,6 +117,7 @@ int start_local_ranks(int64_t ranks, const std::vector<std::string>& arguments) 
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGUSR1, &action, nullptr);
+  RankErrors errors;
   child = fork();
   TORCH_CHECK(child >= 0, "[launch] can't start a process: ", std::strerror(errno));
   if (child == 0) {
@@ -112,13 +127,16 @@ int start_local_ranks(int64_t ranks, const std::vector<std::string>& arguments) 
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     const int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+    errors.use();
     execvp(program.c_str(), const_cast<char* const*>(command.data()));
     std::fprintf(
         stderr, "[launch] %s can't be started: %s\n", program.c_str(), std::strerror(errno));
     _exit(127);
   }
+  errors.follow();
   const int code = exit_code_of_child(child);
   child = -1;
+  errors.finish();
   if (code > 128 && !stopped) {
     const int signal = code - 128;
     std::fprintf(

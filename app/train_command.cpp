@@ -34,8 +34,8 @@ int TrainCommand::run() const {
   const auto configuration = read_configuration(file_, overrides_);
   const int64_t ranks = ranks_.value_or(configuration.device.ranks);
   check_restarts(restarts_, configuration, ranks);
+  if (!has_launcher()) check_inputs(configuration);  // while one process can say what is wrong
   if ((ranks > 1 || restarts_.most > 0) && !has_launcher()) {
-    check_inputs(configuration);  // while one process can say what is wrong with them
     std::vector<std::string> words{"train", file_};
     for (const auto& each : overrides_) words.insert(words.end(), {"--set", each});
     return train_with_restarts(restarts_, configuration, ranks, words);

@@ -392,6 +392,11 @@ RootOptions root_options_of(const Configuration& configuration) {
       .symmetric = memory.symmetric};
 }
 
+void check_weights_of(const Configuration& configuration) {
+  const MetaDevice meta;
+  check_weights(*model_of_folder(configuration, {}), *configuration.model.from);
+}
+
 std::shared_ptr<LanguageModel> sharded_model_of(
     const Configuration& configuration, const Mesh& mesh) {
   const auto& world = mesh.world();

@@ -39,6 +39,9 @@ std::string strategy_of(const Configuration& configuration, int64_t ranks);
 /// Returns the options that all units have, without keep_gathered.
 UnitOptions unit_options_of(const Configuration& configuration, const Mesh& mesh);
 RootOptions root_options_of(const Configuration& configuration);
+/// Throws, naming the file or tensor, unless model.from has all weights of its model. Reads no
+/// weights.
+void check_weights_of(const Configuration& configuration);
 /// Builds the model without memory and shards it. Collective.
 std::shared_ptr<LanguageModel> sharded_model_of(
     const Configuration& configuration, const Mesh& mesh);

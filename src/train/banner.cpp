@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "configuration/setup.h"
+#include "device/device_name.h"
 #include "files/byte_text.h"
 #include "files/format_text.h"
 #include "sherd/version.h"
@@ -16,7 +17,8 @@ namespace {
 /// Returns a number with commas between groups of three digits.
 std::string grouped(int64_t number) {
   auto text = std::to_string(number);
-  for (auto at = std::ssize(text) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
+  for (auto at = std::ssize(text) - 3; at > 0; at -= 3)
+    text.insert(static_cast<size_t>(at), 1, ',');
   return text;
 }
 
@@ -41,11 +43,13 @@ std::vector<std::string> banner(
       c10::str(
           version.substr(0, version.find('\n')), ": ", configuration.model.kind, " with ",
           counted(sizes.parameters, "parameter"), ", ", precision_of_run(configuration.precision),
-          "; ", counted(world.size(), world.device().is_cuda() ? "GPU rank" : "CPU rank")),
+          "; ", counted(world.size(), world.device().is_cuda() ? "GPU rank" : "CPU rank"), " on ",
+          device_name(world.device())),
       c10::str(
           "data: ", counted(sizes.data_tokens, "token"), "; a step takes ", grouped(step_tokens),
           " of them, so ", counted(train.steps, "step"), " make ",
-          format_text(epochs < 10 ? "%.2g" : "%.0f", epochs), " epochs"),
+          format_text(epochs < 10 ? "%.2g" : "%.0f", epochs), " epochs and ",
+          counted(train.steps * step_tokens, "token")),
       c10::str(
           "memory of a rank: ", byte_text(sizes.planned_bytes), " planned; results: ", train.out)};
 }

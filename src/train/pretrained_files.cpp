@@ -151,6 +151,11 @@ Json fp8_config(const LanguageModel& model, const std::vector<std::string>& expo
 
 }  // namespace
 
+void check_tokenizer(const std::string& path) {
+  Files files;
+  add_tokenizer(path, files);
+}
+
 std::map<std::string, std::string> pretrained_files(
     const Configuration& configuration,
     const LanguageModel& model,

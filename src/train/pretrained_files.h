@@ -12,6 +12,9 @@
 
 namespace sherd {
 
+/// Throws if data.tokenizer has no tokenizer.
+void check_tokenizer(const std::string& path);
+
 /// Returns the small files that make a checkpoint a folder for transformers, by name: config.json,
 /// the tokenizer's files, generation_config.json, chat templates. Files that training does not
 /// change are copied from model.from, or else from `resumed_from`, the checkpoint from which the

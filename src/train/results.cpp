@@ -2,8 +2,11 @@
 #include "train/results.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -33,13 +36,24 @@ void each_path(Any& configuration, const Visitor& visit) {
 
 }  // namespace
 
-Results::Results(const Configuration& configuration) : configuration_(configuration) {
-  const auto& out = configuration.train.out;
+void make_results_folder(const std::string& out) {
   std::error_code code;
   fs::create_directories(out, code);
   TORCH_CHECK_VALUE(
       !code && fs::is_directory(out), "[train] train.out = ", out,
       " can't be created: ", code ? code.message() : "it is a file", ": choose another folder");
+  const auto probe = fs::path(out) / (".probe-" + std::to_string(getpid()));
+  const bool written = static_cast<bool>(std::ofstream(probe) << "probe" << std::flush);
+  const int error = errno;
+  fs::remove(probe, code);
+  TORCH_CHECK_VALUE(
+      written, "[train] train.out = ", out, " can't be written to: ", std::strerror(error),
+      ": choose another folder, or check its permissions and the disk");
+}
+
+Results::Results(const Configuration& configuration) : configuration_(configuration) {
+  const auto& out = configuration.train.out;
+  make_results_folder(out);
   each_path(configuration, [&](const std::string& key, const std::string& input) {
     for (const char* name : {"configuration.toml", "metrics.jsonl", "report.html"}) {
       TORCH_CHECK_VALUE(
@@ -48,6 +62,7 @@ Results::Results(const Configuration& configuration) : configuration_(configurat
     }
   });
   lock_ = std::make_unique<RunLock>(out);
+  std::error_code code;
   fs::remove(path("report.html"), code);
 }
 

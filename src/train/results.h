@@ -9,6 +9,10 @@
 
 namespace sherd {
 
+/// Creates the folder `out` if it is missing. Throws, naming train.out, if that fails or nothing
+/// can be written to it.
+void make_results_folder(const std::string& out);
+
 /// The folder of a run's results, and the small files in it.
 class Results {
  public:

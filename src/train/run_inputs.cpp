@@ -6,6 +6,7 @@
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <utility>
@@ -15,6 +16,9 @@
 #include "data/token_check.h"
 #include "device/device_memory.h"
 #include "forecast/budget.h"
+#include "sherd/checkpoint/checkpoint.h"
+#include "train/pretrained_files.h"
+#include "train/results.h"
 #include "train/train.h"
 
 namespace sherd {
@@ -23,6 +27,23 @@ namespace {
 Dataset checked(Dataset data, const Configuration& configuration, const World& world) {
   check_tokens(data.tokens(), configuration.model.vocab, world);
   return data;
+}
+
+/// Throws if train.resume is neither a word nor a folder.
+void check_resume(const TrainSection& train) {
+  const auto& resume = train.resume;
+  if (resume == "auto" || resume == "none") return;
+  for (const auto* other : {"", ".part", ".old"}) {  // that a save may leave when it is killed
+    if (std::filesystem::is_directory(resume + other)) return;
+  }
+  std::string there;
+  for (const auto& [step, folder] : find_checkpoints(train.out)) {
+    there += (there.empty() ? "" : ", ") + folder;
+  }
+  TORCH_CHECK_VALUE(
+      false, "[train] train.resume = \"", resume, "\": there is no such folder: give \"auto\", ",
+      "\"none\" or a checkpoint's folder; checkpoints in train.out: ",
+      there.empty() ? "none" : there);
 }
 
 }  // namespace
@@ -48,8 +69,13 @@ Configuration decided(const Configuration& given, const World& world) {
 void check_inputs(const Configuration& configuration) {
   auto all = configuration;
   all.model = resolved(all.model);
+  if (all.model.from) check_weights_of(configuration);
   training_data_of(all);
   validation_data_of(all);
+  if (all.data.tokenizer) check_tokenizer(*all.data.tokenizer);
+  if (all.device.network) read_network(*all.device.network);
+  check_resume(all.train);
+  make_results_folder(all.train.out);
 }
 
 void check_same_everywhere(const Configuration& configuration, const World& world) {
