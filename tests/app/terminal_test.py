@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What a run shows on a terminal, also of one whose width changes: terminal_test.py SHERD"""
+import atexit
+import contextlib
 import fcntl
 import os
 import pathlib
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -33,6 +36,11 @@ class Terminal:
         self.run = subprocess.Popen(words, cwd=place, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
                                     env=environment, start_new_session=True)
         os.close(terminal)
+        atexit.register(self.kill)  # a run that never ends must not outlive a failed check
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.run.pid, signal.SIGKILL)
 
     def resize(self, columns):
         fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
