@@ -9,8 +9,10 @@
 
 #include "bench_command.h"
 #include "checkpoint_command.h"
+#include "eval_command.h"
 #include "exit_code.h"
 #include "files/nearest_word.h"
+#include "generate_command.h"
 #include "network_command.h"
 #include "plan_command.h"
 #include "rehearse_command.h"
@@ -55,6 +57,8 @@ int run_command_line(int argc, char** argv) {
   const NetworkCommand network(app);
   const BenchCommand bench(app);
   const TokenizeCommand tokenize(app);
+  const GenerateCommand generate(app);
+  const EvalCommand eval(app);
   const CheckpointCommand checkpoint(app);
   if (const auto fault = fault_of_command(app, argc, argv); !fault.empty()) {
     std::cerr << fault << std::endl;
@@ -72,6 +76,8 @@ int run_command_line(int argc, char** argv) {
     if (network.parsed()) return network.run(argv);
     if (bench.parsed()) return bench.run();
     if (tokenize.parsed()) return tokenize.run();
+    if (generate.parsed()) return generate.run(argv);
+    if (eval.parsed()) return eval.run(argv);
     if (checkpoint.parsed()) return checkpoint.run();
     if (version->parsed()) std::cout << version_text();
     return 0;

@@ -4,6 +4,7 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <cstring>
@@ -29,6 +30,16 @@ std::vector<int64_t> largest_of_ranks(const World& world, const std::vector<int6
   const auto largest = all.amax(0).cpu();
   const auto* numbers = largest.const_data_ptr<int64_t>();
   return {numbers, numbers + mine.size()};
+}
+
+double sum_of_ranks(const World& world, double mine) {
+  auto value = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
+  value.fill_(mine);
+  world.communicator().all_reduce(value, Reduction::sum()).synchronize();
+  // An emulated sum is this rank's part.
+  const double others =
+      world.launcher() == Launcher::emulated ? static_cast<double>(world.size()) : 1;
+  return value.item<double>() * others;
 }
 
 std::vector<int64_t> numbers_of_first_rank(const World& world, const std::vector<int64_t>& mine) {

@@ -7,25 +7,12 @@
 #include <algorithm>
 
 #include "configuration/axes.h"
+#include "data/across_ranks.h"
 #include "data/sampler.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 
 namespace sherd {
-namespace {
-
-double sum_of_ranks(double mine, const World& world) {
-  auto value = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
-  value.fill_(mine);
-  world.communicator().all_reduce(value, Reduction::sum()).synchronize();
-  // An emulated sum is this rank's part; the others are taken to be like it.
-  const double others =
-      world.launcher() == Launcher::emulated ? static_cast<double>(world.size()) : 1;
-  return value.item<double>() * others;
-}
-
-}  // namespace
-
 double validation_loss(
     LanguageModel& model,
     const Dataset& data,
@@ -53,8 +40,8 @@ double validation_loss(
     loss += call(model, batch);
   }
   // Ranks that share sequences have counted the same targets.
-  const double all = sum_of_ranks(static_cast<double>(targets), world);
-  return sum_of_ranks(loss.item<double>(), world) /
+  const double all = sum_of_ranks(world, static_cast<double>(targets));
+  return sum_of_ranks(world, loss.item<double>()) /
          std::max(1.0, all / static_cast<double>(sharing));
 }
 

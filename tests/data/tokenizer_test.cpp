@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "data/tokenizer/pattern_syntax.h"
+#include "data/tokenizer/text_stream.h"
+#include "data/tokenizer/utf8.h"
 
 namespace sherd {
 namespace {
@@ -85,6 +87,42 @@ TEST_P(TokenizerReference, CutsTextsWhereHuggingFacesLibraryDoes) {
   }
 }
 
+/// The text that tokens stand for, of which some at a time go through a stream.
+std::string decoded(Tokenizer& tokenizer, const std::vector<uint32_t>& tokens) {
+  TextStream stream;
+  std::string text;
+  for (const uint32_t token : tokens) {
+    const auto some = stream.add(tokenizer.bytes_of(token).value());
+    EXPECT_EQ(first_invalid_utf8(some), std::nullopt) << token;
+    text += some;
+  }
+  return text + stream.finish();
+}
+
+// Those of gpt2, llama3 and deepseek lose nothing; the others drop spaces, or add them.
+TEST_P(TokenizerReference, TokensStandForTheirText) {
+  const std::string name = GetParam();
+  const bool lossless = name != "odd" && name != "behaviors";
+  const auto reference = read("reference");
+  const auto& texts = reference["texts"];
+  Tokenizer tokenizer(GetParam(), read(GetParam()).dump());
+  size_t compared = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const auto& tokens = reference["tokens"][GetParam()][i];
+    if (tokens.is_null()) continue;
+    auto text = texts[i].get<std::string>();
+    auto back = decoded(tokenizer, tokens.get<std::vector<uint32_t>>());
+    if (!lossless) {
+      std::erase(text, ' ');
+      std::erase(back, ' ');
+      if (text.find_first_of("_<\n") != std::string::npos) continue;
+    }
+    EXPECT_EQ(back, text) << i;
+    ++compared;
+  }
+  EXPECT_GT(compared, 20u);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Files,
     TokenizerReference,
@@ -98,6 +136,53 @@ TEST(Tokenizer, ReturnsNumbersOfTokensAndTheSizeOfTheVocabulary) {
   EXPECT_EQ(tokenizer.id_of("Once"), 499u);
   EXPECT_EQ(tokenizer.id_of("nonesuch"), std::nullopt);
   EXPECT_EQ(tokenizer.added().size(), 5u);
+}
+
+TEST(Tokenizer, NumbersWithoutATokenStandForNothing) {
+  Tokenizer tokenizer("t.json", read("llama3").dump());
+  EXPECT_EQ(tokenizer.bytes_of(500), "<|begin_of_text|>");
+  EXPECT_EQ(tokenizer.bytes_of(499), "Once");
+  EXPECT_EQ(tokenizer.bytes_of(505), std::nullopt);
+}
+
+// What Python makes of the same bytes with errors="replace", and Hugging Face's library, too.
+TEST(Tokenizer, StreamsHoldBackCharactersThatAreNotWhole) {
+  TextStream stream;
+  EXPECT_EQ(stream.add("a\xF0\x9F"), "a");
+  EXPECT_EQ(stream.add("\xA6"), "");
+  EXPECT_EQ(stream.add("\x80\xC3"), "🦀");
+  EXPECT_EQ(stream.add("\xA9"), "é");
+  EXPECT_EQ(stream.finish(), "");
+  EXPECT_EQ(stream.add("\xE2\x82"), "");
+  EXPECT_EQ(stream.add("x\xFF\x80y"), "\uFFFDx\uFFFD\uFFFDy");
+  EXPECT_EQ(
+      stream.add("\xED\xA0\x80\xE0\x80|\xF4\x90"), "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD|\uFFFD\uFFFD");
+  EXPECT_EQ(stream.add("\xF0\x9F\xA6"), "");
+  EXPECT_EQ(stream.finish(), "\uFFFD");
+}
+
+TEST(Tokenizer, WhatComesBeforeATextIsThatOfTheTemplate) {
+  const auto prefix = [](const Json& processor) {
+    return Tokenizer("t.json", changed("llama3", "/post_processor", processor)).prefix();
+  };
+  const Json piece{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}};
+  const Json text{{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const Json special{{"<s>", {{"id", "<s>"}, {"ids", {500, 7}}, {"tokens", {"<s>", "x"}}}}};
+  const Json both{
+      {"type", "TemplateProcessing"},
+      {"single", {piece, text, piece}},
+      {"special_tokens", special}};
+  EXPECT_EQ(prefix(both), (std::vector<uint32_t>{500, 7}));
+  const Json byte_level{{"type", "ByteLevel"}, {"trim_offsets", false}};
+  EXPECT_EQ(prefix(byte_level), std::vector<uint32_t>());
+  EXPECT_EQ(
+      prefix({{"type", "Sequence"}, {"processors", {byte_level, both}}}),
+      (std::vector<uint32_t>{500, 7}));
+  EXPECT_EQ(prefix(nullptr), std::vector<uint32_t>());
+  auto wrong = both;
+  wrong["special_tokens"] = Json::object();
+  expect_words(
+      refusal(changed("llama3", "/post_processor", wrong)), {"special_tokens", "no '<s>'"});
 }
 
 TEST(Tokenizer, ALongTextComesInParts) {

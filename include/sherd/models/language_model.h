@@ -28,10 +28,27 @@ enum class Recompute : uint8_t {
 struct Batch {
   at::Tensor tokens;   ///< [B, S], int64
   at::Tensor targets;  ///< [B, S], int64; negative ones are ignored
+  /// The documents that sequences consist of, which neither attention nor positions cross: the
+  /// positions b · S + s where one begins, in order and with the first position of every sequence,
+  /// and then B · S; int64, on the CPU. S counts whole sequences where ranks have parts of them.
+  /// Undefined: each sequence is one document.
+  at::Tensor documents{};
   // For vision-language models; undefined if the batch has no image.
   at::Tensor images{};         ///< [images, 3, height, width], fp32
   at::Tensor image_places{};   ///< positions that patches replace, b · S + s, int64
   at::Tensor image_patches{};  ///< patch for each such position, image · patches + patch, int64
+};
+
+/// The keys and values of the positions that a model has seen. With them, generation computes new
+/// positions only.
+struct KeyValueCache {
+  struct Layer {
+    at::Tensor keys;    ///< [B, kv_heads, capacity, head_dim], with rotary embeddings
+    at::Tensor values;  ///< as the keys
+  };
+  int64_t capacity = 0;         ///< the most positions that it can have
+  int64_t length = 0;           ///< the positions that it has; the next batch's follow them
+  std::vector<Layer> layers{};  ///< allocated by the model
 };
 
 /// The floating-point operations of one of a model's units.
@@ -54,6 +71,12 @@ class SHERD_API LanguageModel : public torch::nn::Module {
   virtual at::Tensor forward(const Batch& batch) = 0;
   /// Returns the logits, [B, S, vocab], in the compute dtype.
   virtual at::Tensor logits(const Batch& batch) = 0;
+  /// Returns the logits of each sequence's last position, [B, vocab]. With a cache, the batch
+  /// continues the sequences in it and is added to it; that needs caches() and no GradMode. By
+  /// default the last ones of logits().
+  virtual at::Tensor next_logits(const Batch& batch, KeyValueCache* cache = nullptr);
+  /// Returns whether next_logits() can use a cache.
+  virtual bool caches() const { return false; }
   /// Returns this rank's part of a batch of whole sequences that all ranks which share them are
   /// given (tensor and context parallelism): the input of forward() and logits() on this rank. Its
   /// loss is the sum over its own targets. By default the batch itself.

@@ -261,6 +261,24 @@ struct RotaryTables {
 SHERD_API at::Tensor attention(
     const at::Tensor& packed, const AttentionShape& shape, const RotaryTables& rotary = {});
 
+/// The keys and values that cached_attention() reads and extends.
+struct CachedHeads {
+  at::Tensor keys;    ///< [B, kv_heads, capacity, head_dim], with rotary embeddings
+  at::Tensor values;  ///< as the keys
+  int64_t count = 0;  ///< positions that they have
+};
+
+/// Returns causal attention of new positions to the cached ones and to themselves, and writes their
+/// keys and values to the cache, behind the others: [B, S, (heads + 2 · kv_heads) · head_dim] to
+/// [B, S, heads · head_dim]. `rotary` begins with the first new position. Applies the rotary
+/// embeddings to `packed` in place. Has no backward: throws under GradMode, and for shapes that
+/// don't fit.
+SHERD_API at::Tensor cached_attention(
+    const at::Tensor& packed,
+    const AttentionShape& shape,
+    const RotaryTables& rotary,
+    const CachedHeads& cache);
+
 // Note [Chunks of a sequence]
 // With context parallelism n ranks share each sequence. If each had one piece of it, causal
 // attention would give the last rank almost twice the mean work. So the sequence is cut into 2n

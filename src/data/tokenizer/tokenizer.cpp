@@ -45,6 +45,7 @@ Tokenizer::Tokenizer(const std::string& path, std::string_view json)
 Tokenizer::Tokenizer(const std::string& path, TokenizerFile file)
     : path_(path),
       nfc_(file.nfc),
+      prefix_(std::move(file.prefix)),
       raw_(chosen(file.added, false)),
       normalized_(chosen(file.added, true)),
       pre_tokenizer_(std::move(file.pre_tokenizer)),
@@ -89,6 +90,17 @@ std::vector<uint32_t> Tokenizer::encode(std::string_view text, const std::string
     all.insert(all.end(), some.begin(), some.end());
   });
   return all;
+}
+
+std::optional<std::string> Tokenizer::bytes_of(uint32_t token) {
+  if (bytes_.empty()) {
+    for (const auto& [text, id] : added_) bytes_.emplace(id, text);  // they stand for themselves
+    for (const auto& [text, id] : tokens_) {
+      bytes_.emplace(id, bytes_of_symbols(text).value_or(text));
+    }
+  }
+  const auto found = bytes_.find(token);
+  return found == bytes_.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::optional<uint32_t> Tokenizer::id_of(std::string_view token) const {

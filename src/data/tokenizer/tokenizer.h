@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "data/tokenizer/added_tokens.h"
@@ -19,8 +20,9 @@ namespace sherd {
 /// Text to numbers as a tokenizer.json of Hugging Face's says, for byte-level BPE: the tokenizers
 /// of GPT-2, Llama 3, Qwen and the like. What it gives is what their library gives for
 /// encode(text, add_special_tokens=False). So the file's post_processor plays no part (what begins
-/// and ends a document is the caller's affair), nor do decoder, padding and truncation. Letters,
-/// digits and spaces are those of PCRE2's Unicode: what a later one has added may be cut elsewhere.
+/// and ends a document is the caller's affair; prefix() has what it puts in front), nor do decoder,
+/// padding and truncation. Letters, digits and spaces are those of PCRE2's Unicode: what a later
+/// one has added may be cut elsewhere.
 ///
 /// Not for several threads at once: it remembers words.
 class Tokenizer {
@@ -36,6 +38,13 @@ class Tokenizer {
   void encode(std::string_view text, const std::string& name, const Sink& sink);
   std::vector<uint32_t> encode(std::string_view text, const std::string& name = "the text");
 
+  /// Returns the bytes of a text that a token stands for. The bytes of all tokens of a text, one
+  /// after the other, are the text, but for what the file says to leave out or add; those of one
+  /// token may be a part of a character (TextStream). Nothing for a number without a token.
+  std::optional<std::string> bytes_of(uint32_t token);
+  /// Returns the tokens that the file's post_processor puts in front of a text, such as
+  /// <|begin_of_text|>.
+  const std::vector<uint32_t>& prefix() const { return prefix_; }
   /// The largest number of a token, and 1: what model.vocab must at least be.
   int64_t vocab() const { return vocab_; }
   std::optional<uint32_t> id_of(std::string_view token) const;
@@ -50,6 +59,8 @@ class Tokenizer {
   int64_t vocab_ = 0;
   TextMap<uint32_t> tokens_;
   TextMap<uint32_t> added_;
+  std::unordered_map<uint32_t, std::string> bytes_;  // filled when it is first asked for
+  std::vector<uint32_t> prefix_;
   AddedTokens raw_;
   AddedTokens normalized_;
   PreTokenizer pre_tokenizer_;

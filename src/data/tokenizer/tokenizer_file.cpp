@@ -105,6 +105,7 @@ TokenizerFile parse_tokenizer(const std::string& path, std::string_view json) {
   result.nfc = parse_normalizer(file);
   result.pre_tokenizer = parse_pre_tokenizer(file);
   result.added = parse_all_added(file, result.model.vocab, result.nfc);
+  result.prefix = parse_prefix(file);
   return result;
 }
 

@@ -21,6 +21,7 @@ struct TokenizerFile {
   };
   Model model;
   std::vector<AddedToken> added;
+  std::vector<uint32_t> prefix;  ///< what the post_processor puts in front of a text
   bool nfc = false;
   PreTokenizer::Options pre_tokenizer;
 };
@@ -32,5 +33,7 @@ TokenizerFile parse_tokenizer(const std::string& path, std::string_view json);
 /// Its parts.
 TokenizerFile::Model parse_byte_pairs(const JsonValue& model);
 PreTokenizer::Options parse_pre_tokenizer(const JsonValue& file);
+/// Those that a TemplateProcessing has before the text; other kinds put none there.
+std::vector<uint32_t> parse_prefix(const JsonValue& file);
 
 }  // namespace sherd

@@ -23,6 +23,14 @@ size_t bytes_after(uint8_t first) {
   return first >= 0xF0 && first < 0xF5 ? 4 : 0;
 }
 
+/// Whether a character may begin with these two bytes.
+bool may_follow(uint8_t first, uint8_t second) {
+  const bool too_long = (first == 0xE0 && second < 0xA0) || (first == 0xF0 && second < 0x90);
+  const bool surrogate = first == 0xED && second >= 0xA0;
+  const bool beyond = first == 0xF4 && second >= 0x90;
+  return continues(second) && !too_long && !surrogate && !beyond;
+}
+
 /// The bytes of the character at `at`; 0: it is none.
 size_t valid_bytes(std::string_view text, size_t at) {
   const uint8_t first = byte_at(text, at);
@@ -32,14 +40,24 @@ size_t valid_bytes(std::string_view text, size_t at) {
     if (!continues(byte_at(text, at + i))) return 0;
   }
   if (bytes < 3) return bytes;
-  const uint8_t second = byte_at(text, at + 1);
-  const bool too_long = (first == 0xE0 && second < 0xA0) || (first == 0xF0 && second < 0x90);
-  const bool surrogate = first == 0xED && second >= 0xA0;
-  const bool beyond = first == 0xF4 && second >= 0x90;
-  return too_long || surrogate || beyond ? 0 : bytes;
+  return may_follow(first, byte_at(text, at + 1)) ? bytes : 0;
 }
 
 }  // namespace
+
+CharacterPart longest_part(std::string_view text, size_t at) {
+  const uint8_t first = byte_at(text, at);
+  const size_t wanted = bytes_after(first);
+  if (wanted <= 1) return {wanted, wanted == 1};
+  size_t bytes = 1;
+  while (bytes < wanted && at + bytes < text.size()) {
+    const uint8_t next = byte_at(text, at + bytes);
+    const bool fine = bytes == 1 ? may_follow(first, next) : continues(next);
+    if (!fine) break;
+    ++bytes;
+  }
+  return {bytes, bytes == wanted};
+}
 
 std::optional<size_t> first_invalid_utf8(std::string_view text) {
   size_t at = 0;

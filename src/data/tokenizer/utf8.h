@@ -13,6 +13,14 @@ namespace sherd {
 /// longer than they need and those beyond U+10FFFF are none.
 std::optional<size_t> first_invalid_utf8(std::string_view text);
 
+/// The beginning of a character.
+struct CharacterPart {
+  size_t bytes = 0;    ///< how many of them may begin a character; 0: not even the first
+  bool whole = false;  ///< they are one
+};
+/// Returns the longest part of a character that `text` has at `at`.
+CharacterPart longest_part(std::string_view text, size_t at);
+
 struct Character {
   uint32_t code = 0;
   size_t bytes = 0;

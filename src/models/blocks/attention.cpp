@@ -4,6 +4,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include "models/blocks/feed_forward.h"
@@ -50,7 +51,10 @@ AttentionOptions attention_of(const LlamaOptions& options) {
 
 AttentionImpl::AttentionImpl(const AttentionOptions& options)
     : options_(options), shape_(part_of_heads(options)) {
-  if (options.rotary) rotary_.emplace(*options.rotary);
+  if (options.rotary) {
+    rotary_.emplace(*options.rotary);
+    cached_rotary_.emplace(*options.rotary);
+  }
   const int64_t width = shape_.heads * options.head_dim;
   const int64_t narrow = shape_.kv_heads * options.head_dim;
   const auto packed = torch::nn::LinearOptions(options.dim, width + 2 * narrow);
@@ -76,28 +80,64 @@ at::Tensor AttentionImpl::with_normed_heads(const at::Tensor& packed) {
   return at::cat({query, key, parts[2]}, -1);
 }
 
-at::Tensor AttentionImpl::mixed(const at::Tensor& packed) {
-  RotaryTables tables;
-  if (rotary_) tables = rotary_->tables(packed.size(1), packed.device());
+RotaryTables AttentionImpl::tables(int64_t positions, c10::Device device) {
+  return rotary_ ? rotary_->tables(positions, device) : RotaryTables();
+}
+
+// Positions begin anew in each document, so all of them read the first rows of the same tables.
+at::Tensor AttentionImpl::within_documents(const at::Tensor& packed, const at::Tensor& documents) {
+  const auto sizes = documents.diff();
+  const auto* begin = sizes.const_data_ptr<int64_t>();
+  const auto rotary = tables(packed.size(1), packed.device());
+  // One split, whose backward is one concatenation; narrowing would add up as many gradients.
+  std::vector<at::Tensor> results;
+  for (const auto& rows : packed.flatten(0, 1).split_with_sizes({begin, begin + sizes.numel()})) {
+    results.push_back(sherd::attention(rows.unsqueeze(0), shape_, rotary));
+  }
+  return at::cat(results, 1).view({packed.size(0), packed.size(1), -1});
+}
+
+at::Tensor AttentionImpl::beyond_cache(const at::Tensor& packed, const AttentionScope& scope) {
+  auto& [keys, values] = *scope.cached;
+  if (!keys.defined()) {
+    const c10::DimVector sizes{packed.size(0), shape_.kv_heads, scope.capacity, shape_.head_dim};
+    keys = at::empty(sizes, packed.options());
+    values = at::empty(sizes, packed.options());
+  }
+  RotaryTables rotary;
+  if (cached_rotary_) {
+    const auto& all = cached_rotary_->tables(scope.capacity, packed.device());
+    const int64_t count = packed.size(1);
+    rotary = {all.cosine.narrow(0, scope.begin, count), all.sine.narrow(0, scope.begin, count)};
+  }
+  return cached_attention(packed, shape_, rotary, {keys, values, scope.begin});
+}
+
+at::Tensor AttentionImpl::mixed(const at::Tensor& packed, const AttentionScope& scope) {
   const auto& [tensor, context] = std::tie(options_.ranks.tensor, options_.ranks.context);
   const auto heads = query_norm ? with_normed_heads(packed) : packed;
-  const auto result = output(
-      context ? context_attention(heads, shape_, tables, *context)
-              : sherd::attention(heads, shape_, tables));
+  const auto mix = [&] {
+    if (scope.cached) return beyond_cache(heads, scope);
+    if (scope.documents.defined()) return within_documents(heads, scope.documents);
+    const auto rotary = tables(packed.size(1), packed.device());
+    return context ? context_attention(heads, shape_, rotary, *context)
+                   : sherd::attention(heads, shape_, rotary);
+  };
+  const auto result = output(mix());
   return tensor ? tensor->scatter_sum(result, 1) : result;
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x_BSD) {
   const auto& tensor = options_.ranks.tensor;
-  return mixed(qkv(tensor ? tensor->gather_rows(x_BSD, 1) : x_BSD));
+  return mixed(qkv(tensor ? tensor->gather_rows(x_BSD, 1) : x_BSD), {});
 }
 
 std::tuple<at::Tensor, at::Tensor> AttentionImpl::normed(
-    const at::Tensor& x_BSD, const RmsNorm& norm) {
+    const at::Tensor& x_BSD, const RmsNorm& norm, const AttentionScope& scope) {
   auto [x, packed] =
       norm_linear(x_BSD, {}, {norm->weight, norm->epsilon, options_.ranks.tensor}, qkv->weight);
   if (options_.qkv_bias) packed = packed + qkv->bias.to(packed.scalar_type());
-  return {x, mixed(packed)};
+  return {x, mixed(packed, scope)};
 }
 
 double AttentionImpl::flops_per_token(int64_t seq) const {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <tuple>
 
+#include "models/blocks/attention_scope.h"
 #include "models/blocks/norm.h"
 #include "models/blocks/rotary.h"
 #include "models/blocks/sequence_ranks.h"
@@ -32,7 +33,8 @@ struct AttentionImpl : torch::nn::Module {
   explicit AttentionImpl(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x_BSD);
   /// Returns {x, attention(norm(x))}.
-  std::tuple<at::Tensor, at::Tensor> normed(const at::Tensor& x_BSD, const RmsNorm& norm);
+  std::tuple<at::Tensor, at::Tensor> normed(
+      const at::Tensor& x_BSD, const RmsNorm& norm, const AttentionScope& scope = {});
   /// Returns the operations of one token's forward.
   double flops_per_token(int64_t seq) const;
 
@@ -42,10 +44,15 @@ struct AttentionImpl : torch::nn::Module {
 
  private:
   at::Tensor with_normed_heads(const at::Tensor& packed);
-  at::Tensor mixed(const at::Tensor& packed);
+  at::Tensor mixed(const at::Tensor& packed, const AttentionScope& scope);
+  at::Tensor within_documents(const at::Tensor& packed, const at::Tensor& documents);
+  at::Tensor beyond_cache(const at::Tensor& packed, const AttentionScope& scope);
+  RotaryTables tables(int64_t positions, c10::Device device);
   AttentionOptions options_;
   AttentionShape shape_;  // of this rank's heads
   std::optional<Rotary> rotary_;
+  std::optional<Rotary>
+      cached_rotary_;  // of a cache's positions: graphs keep the other's addresses
 };
 SHERD_MODULE(Attention);
 

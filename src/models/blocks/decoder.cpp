@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "models/blocks/feed_forward.h"
 #include "models/blocks/layer_name.h"
 #include "sherd/nn/functional.h"
@@ -16,6 +18,13 @@ double LanguageModel::flops_per_token(int64_t seq) const {
   double forward = 0;
   for (const auto& unit : operations(seq)) forward += unit.forward;
   return 3 * forward;
+}
+
+at::Tensor LanguageModel::next_logits(const Batch& batch, KeyValueCache* cache) {
+  TORCH_CHECK_VALUE(
+      !cache, "[models] ", name(), " has no cache of keys and values: give all tokens of the ",
+      "sequence, and no cache");
+  return logits(batch).select(1, -1);
 }
 
 TokenEmbeddingImpl::TokenEmbeddingImpl(int64_t vocab, int64_t dim) {
@@ -91,16 +100,61 @@ at::Tensor Decoder::embedded(const Batch& batch) {
   return embedding_(batch.tokens);
 }
 
-Decoder::Result Decoder::run(const Batch& batch) {
+bool Decoder::caches() const {
+  return ranks_.size() == 1 && std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) {
+           return layer->keeps_to_scope();
+         });
+}
+
+void Decoder::check_length(const Batch& batch, const KeyValueCache* cache) const {
   const int64_t window = options_.sliding_window;
-  const int64_t seq = batch.tokens.size(1) * ranks_.size();
+  const int64_t seq = batch.tokens.size(1) * ranks_.size() + (cache ? cache->length : 0);
   TORCH_CHECK_VALUE(
       window == 0 || seq <= window, "[models] sequences of ", seq, " tokens: the model has a ",
       "sliding window of ", window, ", which is not supported; use sequences of at most ", window);
+  if (!cache) return;
+  TORCH_CHECK_VALUE(
+      caches() && !batch.documents.defined(),
+      "[models] a cache of keys and values: models with Mamba-2 layers, ranks that share sequences "
+      "and batches of several documents have none; give all tokens of the sequence, and no cache");
+  TORCH_CHECK_VALUE(
+      seq <= cache->capacity, "[models] ", seq, " positions in a cache for ", cache->capacity,
+      ": make its capacity larger");
+}
+
+at::Tensor Decoder::documents_of(const Batch& batch) const {
+  auto documents = checked_documents(
+      batch.documents, batch.tokens.size(0), batch.tokens.size(1) * ranks_.size());
+  if (!documents.defined()) return documents;
+  TORCH_CHECK_VALUE(
+      !ranks_.context, "[models] several documents in a sequence on ", ranks_.cp(),
+      " ranks along 'cp': ranks that have chunks of a sequence do not know documents; use one rank "
+      "along 'cp'");
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        layers_[i]->keeps_to_scope(), "[models] several documents in a sequence: layer ", i,
+        " is a Mamba-2, whose state goes on from one document to the next; give it sequences of "
+        "one document each");
+  }
+  return documents;
+}
+
+Decoder::Result Decoder::run(const Batch& batch, KeyValueCache* cache) {
+  check_length(batch, cache);
+  AttentionScope scope{.documents = documents_of(batch)};
+  if (cache) {
+    cache->layers.resize(layers_.size());
+    scope.begin = cache->length;
+    scope.capacity = cache->capacity;
+    cache->length += batch.tokens.size(1);
+  }
   auto x_BSD = embedded(batch);
   Result result;
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const auto through = [layer = layers_[i]](const at::Tensor& x) { return call(*layer, x); };
+    if (cache) scope.cached = &cache->layers[i];
+    const auto through = [layer = layers_[i], scope](const at::Tensor& x) {
+      return call(*layer, x, scope);
+    };
     const bool again = options_.recomputes(Recompute::full, static_cast<int64_t>(i));
     auto outputs = again ? recompute(through, x_BSD) : through(x_BSD);
     x_BSD = std::move(outputs[0]);
@@ -123,6 +177,13 @@ at::Tensor Decoder::forward(const Batch& batch) {
 at::Tensor Decoder::logits(const Batch& batch) {
   const auto x_BSD = run(batch).x_BSD;
   return options_.tie_embeddings ? sherd::linear(norm_(x_BSD), embedding_->weight) : head_(x_BSD);
+}
+
+at::Tensor Decoder::next_logits(const Batch& batch, KeyValueCache* cache) {
+  const auto x_BSD = run(batch, cache).x_BSD;
+  const auto last_BD = x_BSD.select(1, x_BSD.size(1) - 1).contiguous();
+  return options_.tie_embeddings ? sherd::linear(norm_(last_BD), embedding_->weight)
+                                 : head_(last_BD);
 }
 
 std::vector<TensorSlice> Decoder::slices_of(const std::string& name, at::IntArrayRef shape) const {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "models/blocks/attention_scope.h"
 #include "models/blocks/norm.h"
 #include "models/blocks/sequence_ranks.h"
 #include "sherd/models/language_model.h"
@@ -20,7 +21,10 @@ namespace sherd {
 struct Layer : torch::nn::Module {
   using torch::nn::Module::Module;
   /// Returns the next x_BSD and, for a layer with experts, the sum of their balance loss.
-  virtual std::vector<at::Tensor> forward(const at::Tensor& x_BSD) = 0;
+  virtual std::vector<at::Tensor> forward(const at::Tensor& x_BSD, const AttentionScope& scope) = 0;
+  /// Returns whether it sees other positions through AttentionScope only, so that it knows caches
+  /// and documents.
+  virtual bool keeps_to_scope() const { return true; }
   /// Returns the operations of one token's forward.
   virtual double flops_per_token(int64_t seq) const = 0;
   /// Returns those of them that Recompute::selective repeats in the backward.
@@ -57,6 +61,8 @@ class Decoder : public LanguageModel {
       const std::vector<std::shared_ptr<Layer>>& layers);
   at::Tensor forward(const Batch& batch) override;
   at::Tensor logits(const Batch& batch) override;
+  at::Tensor next_logits(const Batch& batch, KeyValueCache* cache) override;
+  bool caches() const override;
   Batch part_of(const Batch& whole) const override { return ranks_.part_of(whole); }
   bool exchanges() const override { return ranks_.size() > 1 || LanguageModel::exchanges(); }
   std::vector<std::shared_ptr<torch::nn::Module>> units() const override;
@@ -77,7 +83,9 @@ class Decoder : public LanguageModel {
     at::Tensor x_BSD;    // after the last layer
     at::Tensor balance;  // undefined without experts
   };
-  Result run(const Batch& batch);
+  Result run(const Batch& batch, KeyValueCache* cache = nullptr);
+  void check_length(const Batch& batch, const KeyValueCache* cache) const;
+  at::Tensor documents_of(const Batch& batch) const;
 
   LlamaOptions options_;
   SequenceRanks ranks_;

@@ -31,11 +31,12 @@ struct HybridLayer final : Layer {
     norm = register_module("norm", RmsNorm(options.base.dim, options.base.norm_eps));
     mixer = register_module(std::is_same_v<Mixer, Attention> ? kAttention : kMixer, made);
   }
-  std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
+  std::vector<at::Tensor> forward(
+      const at::Tensor& x_BSD, [[maybe_unused]] const AttentionScope& scope) override {
     if constexpr (std::is_same_v<Mixer, Experts>) {
       return mixer->forward_residual(x_BSD, {}, norm);
     } else if constexpr (std::is_same_v<Mixer, Attention>) {
-      const auto [sum_BSD, mixed_BSD] = mixer->normed(x_BSD, norm);
+      const auto [sum_BSD, mixed_BSD] = mixer->normed(x_BSD, norm, scope);
       return {sum_BSD + mixed_BSD};
     } else if constexpr (std::is_same_v<Mixer, FeedForward>) {
       return {mixer->forward_residual(x_BSD, {}, norm)};
@@ -43,6 +44,7 @@ struct HybridLayer final : Layer {
       return {mixer(x_BSD, norm)};
     }
   }
+  bool keeps_to_scope() const override { return !std::is_same_v<Mixer, Mamba>; }
   double flops_per_token(int64_t seq) const override {
     if constexpr (std::is_same_v<Mixer, Attention> || std::is_same_v<Mixer, Mamba>) {
       return mixer->flops_per_token(seq);

@@ -26,8 +26,8 @@ struct LlamaLayer final : Layer {
             options.dim, options.ffn, options.recomputes(Recompute::selective, number),
             options.recomputes(Recompute::full, number), SequenceRanks(options.mesh).tensor));
   }
-  std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
-    const auto [residual_BSD, attention_out_BSD] = attention->normed(x_BSD, attention_norm);
+  std::vector<at::Tensor> forward(const at::Tensor& x_BSD, const AttentionScope& scope) override {
+    const auto [residual_BSD, attention_out_BSD] = attention->normed(x_BSD, attention_norm, scope);
     return {feed_forward->forward_residual(attention_out_BSD, residual_BSD, feed_forward_norm)};
   }
   double flops_per_token(int64_t seq) const override {

@@ -22,8 +22,8 @@ struct MoeLayer final : Layer {
                        base.dim, options.experts, base.recomputes(Recompute::selective, number),
                        base.recomputes(Recompute::full, number), SequenceRanks(base.mesh)));
   }
-  std::vector<at::Tensor> forward(const at::Tensor& x_BSD) override {
-    const auto [sum_BSD, mixed_BSD] = attention->normed(x_BSD, attention_norm);
+  std::vector<at::Tensor> forward(const at::Tensor& x_BSD, const AttentionScope& scope) override {
+    const auto [sum_BSD, mixed_BSD] = attention->normed(x_BSD, attention_norm, scope);
     return experts->forward_residual(mixed_BSD, sum_BSD, experts_norm);
   }
   double flops_per_token(int64_t seq) const override {
