@@ -18,9 +18,14 @@ std::string text_of(const TokenizeResult& result, const std::string& out) {
          << static_cast<double>(result.bytes) / static_cast<double>(result.tokens)
          << " bytes each, ";
   }
-  text << "of a vocabulary of " << result.vocab << ", as " << result.dtype << ". To train on it:\n"
+  text << "of a vocabulary of " << result.vocab << ", as " << result.dtype << "; "
+       << result.documents << (result.documents == 1 ? " document" : " documents");
+  const bool masks = result.targets < result.tokens;
+  if (masks) text << ", " << result.targets << " tokens to predict";
+  text << ". To train on it:\n"
        << "\n[model]\nvocab = " << result.vocab << "\n\n[data]\ntokens = " << quoted(out)
        << "\ndtype = " << quoted(result.dtype) << '\n';
+  if (masks) text << "documents = \"packed\"\n";
   return text.str();
 }
 
@@ -45,7 +50,16 @@ TokenizeCommand::TokenizeCommand(CLI::App& app)
           "--dtype", options_.dtype,
           "uint16 or uint32; default: the smallest that fits the vocabulary")
       ->type_name("DTYPE");
-  command_->add_option("TEXT", options_.texts, "UTF-8 text files, one document each")->required();
+  command_->add_flag(
+      "--plain", options_.plain,
+      "Write token numbers and nothing else: no documents and no masks, for other programs");
+  command_
+      ->add_option(
+          "TEXT", options_.texts,
+          "UTF-8 text files, one document each, or .jsonl files with a document in each line: "
+          "{\"text\": …}, or {\"prompt\": …, \"completion\": …}, of which the completion is to be "
+          "predicted")
+      ->required();
 }
 
 int TokenizeCommand::run() const {

@@ -93,6 +93,30 @@ void check_model(const ModelSection& model, const Require& require) {
   }
 }
 
+/// require(condition, problem).
+template <class Require>
+void check_documents(const Configuration& all, const Require& require) {
+  const auto& documents = all.data.documents;
+  if (documents == "cross") return;
+  const auto refuse_if = [&](bool given, const std::string& why) {
+    require(
+        !given, "data.documents = " + to_toml(documents) + ": " + why +
+                    ", or set data.documents = \"cross\"");
+  };
+  refuse_if(
+      all.parallel.cp > 1,
+      "ranks that have chunks of a sequence do not know documents; set parallel.cp = 1");
+  refuse_if(
+      all.train.graph,
+      "the documents of each step differ, and a graph repeats one; set train.graph = false");
+  refuse_if(
+      all.model.kind == "hybrid" && !all.model.from &&
+          all.model.pattern.find('M') != std::string::npos,
+      "Mamba-2 layers take their state from one document to the next; use a model.pattern without "
+      "M");
+  refuse_if(all.model.kind == "vlm", "data with images have none; use another model.kind");
+}
+
 }  // namespace
 
 void check_together(const Configuration& all, std::vector<std::string>& problems) {
@@ -166,9 +190,14 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       "train.watch = \"ranks\": checking gradients before the reduction needs planned memory; set "
       "memory.kind = \"planned\"");
   require(
-      train.validate_every == 0 || data.validation.has_value(),
+      train.validate_every == 0 || data.validation || data.val_fraction > 0,
       is("train.validate_every", train.validate_every) +
-          ": there is no validation data; set data.validation");
+          ": there is no validation data; set data.validation or data.val_fraction");
+  require(
+      data.val_fraction == 0 || !data.validation,
+      "data.val_fraction = " + to_toml(data.val_fraction) +
+          ": data.validation is set as well; set one of them");
+  check_documents(all, require);
 }
 
 }  // namespace sherd

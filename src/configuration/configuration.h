@@ -66,7 +66,9 @@ struct DataSection {
   int64_t batch = 1;
   int64_t micro_batches = 1;
   bool shuffle = true;
+  std::string documents = "cross";
   std::optional<std::string> validation{};
+  double val_fraction = 0;
   std::optional<std::string> tokenizer{};
   std::optional<std::string> images{};
   std::optional<std::string> validation_images{};

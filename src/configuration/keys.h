@@ -156,7 +156,21 @@ void keys(Section& s, Visitor&& visit) {
       "shuffle", s.shuffle,
       meaning("shuffle the sequences anew for each pass over the file; the order is the same for "
               "any number of ranks"));
+  visit(
+      "documents", s.documents,
+      one_of(
+          {"cross", "separate", "packed"},
+          "what tokens see of the documents in a sequence: all before them, or only their own "
+          "(separate); packed: whole documents, as many as fit into a sequence, see only "
+          "themselves"));
   visit("validation", s.validation, path("validation data: a file like tokens or text"));
+  visit(
+      "val_fraction", s.val_fraction,
+      Key{.meaning =
+              "part of the data, from its end, that is not trained on but is validation data",
+          .least = 0,
+          .most = 1,
+          .below = true});
   visit(
       "tokenizer", s.tokenizer,
       path("a tokenizer.json, or its folder, to copy into every checkpoint; default: that of "

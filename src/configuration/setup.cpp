@@ -253,10 +253,19 @@ std::shared_ptr<LanguageModel> described_model(
   return make_llama(base);
 }
 
+Documents documents_of(const std::string& word) {
+  return word == "packed"     ? Documents::packed
+         : word == "separate" ? Documents::separate
+                              : Documents::cross;
+}
+
+/// From `begin` to `end`: the part of the file.
 Dataset dataset_of(
     const Configuration& configuration,
     const std::string& path,
-    const std::optional<std::string>& images) {
+    const std::optional<std::string>& images,
+    double begin = 0,
+    double end = 1) {
   const auto& [model, data] = std::tie(configuration.model, configuration.data);
   const auto kind = data.text                ? TokenFile::Kind::bytes
                     : data.dtype == "uint16" ? TokenFile::Kind::uint16
@@ -268,7 +277,20 @@ Dataset dataset_of(
         model.image_size, vision_of(model).patches(), model.image_token};
     seen = std::make_unique<ImageFile>(*images, *tokens, options);
   }
-  return Dataset(std::move(tokens), std::move(seen), data.seq, model.vocab);
+  // Of a folder's model it is known only now.
+  TORCH_CHECK_VALUE(
+      data.documents == "cross" || model.kind != "hybrid" ||
+          model.pattern.find('M') == std::string::npos,
+      "[train.data] data.documents = ", to_toml(data.documents),
+      ": Mamba-2 layers take their state from one document to the next; set data.documents = "
+      "\"cross\"");
+  return Dataset(
+      std::move(tokens), std::move(seen),
+      {.seq = data.seq,
+       .vocab = model.vocab,
+       .documents = documents_of(data.documents),
+       .begin = begin,
+       .end = end});
 }
 
 Mesh mesh_of_axes(const World& world, const NamedSizes& named) {
@@ -494,11 +516,16 @@ ModelSection resolved(ModelSection model) {
 
 Dataset training_data_of(const Configuration& configuration) {
   const auto& data = configuration.data;
-  return dataset_of(configuration, data.text ? *data.text : *data.tokens, data.images);
+  return dataset_of(
+      configuration, data.text ? *data.text : *data.tokens, data.images, 0, 1 - data.val_fraction);
 }
 
 std::optional<Dataset> validation_data_of(const Configuration& configuration) {
   const auto& data = configuration.data;
+  if (data.val_fraction > 0) {
+    return dataset_of(
+        configuration, data.text ? *data.text : *data.tokens, {}, 1 - data.val_fraction, 1);
+  }
   if (!data.validation) return std::nullopt;
   return dataset_of(configuration, *data.validation, data.validation_images);
 }

@@ -80,9 +80,18 @@ Largest find_largest(const TokenFile& file, const World& world) {
   return {token, -largest_of_ranks(world, {mine.token == token ? -mine.position : nowhere})[0]};
 }
 
+/// The first rank reads them for all.
+void check_documents(const TokenFile& file, const World& world) {
+  text_of_first_rank(world, [&] {
+    file.check_order();
+    return std::string();
+  });
+}
+
 }  // namespace
 
 void check_tokens(const TokenFile& file, int64_t vocab, const World& world) {
+  if (file.documents() > 0 || file.has_mask()) check_documents(file, world);
   if (file.largest_possible() < vocab) return;
   const bool first = world.rank() == 0;
   const auto identity = first ? identity_of(file) : Json();

@@ -153,7 +153,8 @@ std::string compare_with_earlier_run(
     const bool is_data = key == "data.tokens" || key == "data.text" || key == "data.images";
     // A file that was moved is the same data.
     const bool other_data = is_data && (key == "data.images" || !data);
-    if (other_data || key == "model.from") {
+    const bool other_samples = key == "data.documents" || key == "data.val_fraction";
+    if (other_data || other_samples || key == "model.from") {
       others.push_back(
           key + " is " + (now.empty() ? "not set" : now) + " and was " +
           (before.empty() ? "not set" : before));

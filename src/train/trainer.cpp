@@ -118,7 +118,7 @@ Trainer::Trainer(const Configuration& configuration)
 
 RunSizes Trainer::sizes() const {
   RunSizes sizes{
-      .data_tokens = data_.tokens().size(),
+      .data_tokens = data_.size(),
       .samples = data_.samples(),
       .step_samples =
           Sampler(sampling_of(configuration_, data_, data_ranks_of(configuration_, world_.size())))

@@ -31,12 +31,16 @@ TrainingStep::TrainingStep(
       !data.has_images(),
       "[train] train.graph = true: a model of kind \"vlm\" runs its vision tower for some "
       "batches only, and a graph always repeats the same step; set train.graph = false");
+  TORCH_CHECK_VALUE(
+      data.fills_samples(), "[train] train.graph = true: ", data.tokens().path(),
+      " masks tokens, so steps have different numbers of targets, and a graph always repeats the "
+      "same step; set train.graph = false");
   graph_.emplace(model);
 }
 
 /// Returns the number of targets of all ranks.
 int64_t TrainingStep::targets_from(int64_t position) const {
-  if (!data_.has_images()) return sampler_.samples_from(position) * configuration_.data.seq;
+  if (data_.fills_samples()) return sampler_.samples_from(position) * configuration_.data.seq;
   int64_t targets = 0;
   for (int64_t i = 0; i < configuration_.data.micro_batches; ++i) {
     for (int64_t rank = 0; rank < world_.size() / sharing_; ++rank) {
@@ -89,7 +93,8 @@ TrainingStep::Outcome TrainingStep::run(
     samples_of.push_back(sampler_.samples(position, i, world_.rank() / sharing_));
     for (const int64_t sample : samples_of.back()) mine += data_.targets_in(sample);
   }
-  mine /= sharing_;  // each has as many of them
+  // They are summed over the ranks, so it does not matter which has how many of them.
+  mine = mine / sharing_ + (world_.rank() % sharing_ < mine % sharing_);
   const StepOptions options{.tokens = per_token ? std::optional(mine) : std::nullopt};
   const auto pass = [&](const Batch& batch, at::Tensor& total) {
     const auto loss = call(model_, batch);

@@ -105,6 +105,72 @@ TEST_F(TokenizeTest, NumbersAreAsWideAsAskedOrNeeded) {
   expect_refused(given, {"dtype = uint16", "t.json", "65536", "uint32"});
 }
 
+TEST_F(TokenizeTest, LinesOfJsonAreDocumentsWithTargets) {
+  const auto lines = file(
+      "a.jsonl",
+      "{\"text\": \"Once upon\", \"id\": 7}\n\n"
+      "{\"prompt\": \"a pot \", \"completion\": \"cooked\"}\r\n"
+      "{\"segments\": [{\"text\": \"x\", \"targets\": true}, {\"text\": \"y\", \"targets\": "
+      "false}]}");
+  auto given = options({lines, file("b.txt", "a time")});
+  given.end = "<|end_of_text|>";
+  const auto result = tokenize(given);
+  Tokenizer tokenizer(kLlama3, bytes_of(kLlama3));
+  std::vector<uint32_t> expected;
+  std::vector<int64_t> sizes;
+  const auto add = [&](const char* text, bool ends) {
+    const auto some = tokenizer.encode(text);
+    expected.insert(expected.end(), some.begin(), some.end());
+    if (ends) expected.push_back(501);
+    sizes.push_back(std::ssize(some) + ends);
+  };
+  add("Once upon", true);
+  add("a pot ", false);
+  add("cooked", true);
+  add("x", false);
+  add("y", false);
+  add("a time", true);
+  EXPECT_EQ(tokens(TokenFile::Kind::uint16), expected);
+  const TokenFile written(given.out, TokenFile::Kind::bytes);
+  const int64_t prompt = sizes[0], completion = prompt + sizes[1], segments = completion + sizes[2];
+  const int64_t masked = segments + sizes[3], last = masked + sizes[4];
+  EXPECT_EQ(
+      written.document_begins(0, written.size()),
+      (std::vector<int64_t>{0, prompt, segments, last}));
+  EXPECT_EQ(
+      written.masked_runs(0, written.size()),
+      (std::vector<std::pair<int64_t, int64_t>>{{prompt, completion}, {masked, last}}));
+  EXPECT_EQ(result.documents, 4);
+  EXPECT_EQ(result.targets, std::ssize(expected) - sizes[1] - sizes[4]);
+  given.plain = true;
+  expect_refused(given, {"a.jsonl:3", "--plain"});
+}
+
+TEST_F(TokenizeTest, APlainFileHasTokensAlone) {
+  auto given = options({file("a.txt", "Once upon a time")});
+  given.plain = true;
+  const auto result = tokenize(given);
+  EXPECT_EQ(bytes_of(given.out).size(), 2 * static_cast<size_t>(result.tokens));
+  EXPECT_EQ(
+      tokens(TokenFile::Kind::uint16),
+      Tokenizer(kLlama3, bytes_of(kLlama3)).encode("Once upon a time"));
+  EXPECT_EQ(TokenFile(given.out, TokenFile::Kind::uint16).documents(), 0);
+}
+
+TEST_F(TokenizeTest, LinesThatAreNoDocumentsAreRefused) {
+  const auto refuse = [&](const std::string& line, const std::vector<std::string>& words) {
+    expect_refused(options({file("a.jsonl", "{\"text\": \"x\"}\n" + line)}), words);
+  };
+  refuse("{\"text\": ", {"a.jsonl:2", "not a JSON object"});
+  refuse("[1]", {"a.jsonl:2", "not a JSON object"});
+  refuse("{\"content\": \"x\"}", {"a.jsonl:2", "\"prompt\" and \"completion\"", "has \"content\""});
+  refuse("{}", {"has no key"});
+  refuse("{\"text\": 7}", {"a.jsonl:2", "\"text\" = 7"});
+  refuse("{\"prompt\": \"x\"}", {"\"completion\" is missing"});
+  refuse("{\"segments\": [{\"text\": \"x\"}]}", {"\"targets\""});
+  refuse("{\"text\": \"\xff\"}", {"a.jsonl:2"});
+}
+
 TEST_F(TokenizeTest, TextsOfAnyLengthAreWrittenWhole) {
   std::string text;
   for (int i = 0; i < 100000; ++i) text += "pot number " + std::to_string(i) + "\n";

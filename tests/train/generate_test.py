@@ -74,12 +74,7 @@ def of_every_family(place):
 def of_a_tokenizer(place):
     """The prompt begins with the template's token, and ends at a token of generation_config.json."""
     folder = place / "words"
-    about = {**given.config("untied"), "vocab_size": 512}
-    weights = given.weights("untied")
-    random = torch.Generator().manual_seed(4)
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        weights[name] = torch.randn(512, about["hidden_size"], generator=random) * 0.1
-    given.write_model(folder, about, weights)
+    given.write_words(folder)
     file = json.loads(TOKENIZER.read_text())
     special = {"id": "<|begin_of_text|>", "ids": [BEGIN], "tokens": ["<|begin_of_text|>"]}
     pieces = [{"SpecialToken": {"id": special["id"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]

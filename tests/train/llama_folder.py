@@ -53,6 +53,15 @@ def write(kind, folder):
     write_model(folder, config(kind), weights(kind))
 
 
+def write_words(folder):
+    """With a vocabulary for a tokenizer."""
+    about, tensors = {**config("untied"), "vocab_size": 512}, weights("untied")
+    random = torch.Generator().manual_seed(4)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.randn(512, about["hidden_size"], generator=random) * 0.1
+    write_model(folder, about, tensors)
+
+
 def write_model(folder, about, tensors):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "data/token_format.h"
+
 namespace sherd {
 namespace {
 
@@ -30,8 +32,11 @@ void sync_folder(const std::string& folder) {
 
 }  // namespace
 
-TokenWriter::TokenWriter(const std::string& path, TokenFile::Kind kind)
-    : path_(path), unfinished_(path + "." + std::to_string(getpid()) + ".part"), kind_(kind) {
+TokenWriter::TokenWriter(const std::string& path, TokenFile::Kind kind, Form form)
+    : path_(path),
+      unfinished_(path + "." + std::to_string(getpid()) + ".part"),
+      kind_(kind),
+      form_(form) {
   buffer_.reserve(kBuffer + sizeof(uint32_t));
   // One of this name can only be left from a process that is no more.
   unlink(unfinished_.c_str());
@@ -39,6 +44,7 @@ TokenWriter::TokenWriter(const std::string& path, TokenFile::Kind kind)
   TORCH_CHECK_VALUE(
       file_ >= 0, "[tokenize] ", unfinished_, " can't be written: ", std::strerror(errno),
       ": check the folder of ", path);
+  if (form == Form::with_documents) buffer_.resize(sizeof(TokenFileHeader));
 }
 
 TokenWriter::~TokenWriter() {
@@ -46,7 +52,17 @@ TokenWriter::~TokenWriter() {
   if (!unfinished_.empty()) unlink(unfinished_.c_str());
 }
 
-void TokenWriter::write(std::span<const uint32_t> tokens) {
+void TokenWriter::begin_document() {
+  const auto position = static_cast<uint64_t>(size_);
+  if (document_begins_.empty() || document_begins_.back() < position) {
+    document_begins_.push_back(position);
+  }
+}
+
+void TokenWriter::write(std::span<const uint32_t> tokens, bool targets) {
+  if (tokens.empty()) return;
+  if (targets) targets_ += std::ssize(tokens);
+  if (targets != (mask_edges_.size() % 2 == 0)) mask_edges_.push_back(static_cast<uint64_t>(size_));
   const auto each = static_cast<size_t>(kind_);
   for (const uint32_t token : tokens) {
     for (size_t i = 0; i < each; ++i) {
@@ -69,7 +85,37 @@ void TokenWriter::flush() {
   buffer_.clear();
 }
 
+void TokenWriter::append(std::span<const uint64_t> numbers) {
+  for (const uint64_t number : numbers) {
+    for (size_t i = 0; i < sizeof(number); ++i) {
+      buffer_.push_back(static_cast<unsigned char>(number >> 8 * i));
+    }
+    if (buffer_.size() >= kBuffer) flush();
+  }
+}
+
+/// The lists behind the tokens, and the header, whose numbers are known now.
+void TokenWriter::finish_header() {
+  if (!document_begins_.empty() && document_begins_.back() == static_cast<uint64_t>(size_)) {
+    document_begins_.pop_back();  // nothing has followed
+  }
+  const TokenFileHeader header{
+      .token_bytes = static_cast<uint32_t>(kind_),
+      .tokens = static_cast<uint64_t>(size_),
+      .documents = document_begins_.size(),
+      .edges = mask_edges_.size()};
+  const auto written = sizeof(header) + header.tokens * header.token_bytes;
+  buffer_.resize(buffer_.size() + header.bytes_before_documents() - written);
+  append(document_begins_);
+  append(mask_edges_);
+  flush();
+  TORCH_CHECK(
+      pwrite(file_, &header, sizeof(header), 0) == sizeof(header), "[tokenize] ", unfinished_,
+      " can't be written: ", std::strerror(errno));
+}
+
 void TokenWriter::finish() {
+  if (form_ == Form::with_documents) finish_header();
   flush();
   TORCH_CHECK(
       fsync(file_) == 0, "[tokenize] ", unfinished_, " can't be written: ", std::strerror(errno));

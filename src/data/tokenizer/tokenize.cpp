@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "checkpoint/mapped_file.h"
+#include "data/tokenizer/json_lines.h"
 #include "data/tokenizer/token_writer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "files/nearest_word.h"
@@ -94,14 +95,41 @@ TokenizeResult tokenize(const TokenizeOptions& options) {
   TokenizeResult result;
   result.vocab = tokenizer.vocab();
   result.dtype = kind == TokenFile::Kind::uint16 ? "uint16" : "uint32";
-  TokenWriter writer(options.out, kind);
+  using Form = TokenWriter::Form;
+  TokenWriter writer(options.out, kind, options.plain ? Form::plain : Form::with_documents);
+  // Returns the segments' bytes.
+  const auto write = [&](const std::vector<Segment>& segments, const std::string& name) {
+    writer.begin_document();
+    size_t bytes = 0;
+    for (const auto& [text, targets] : segments) {
+      TORCH_CHECK_VALUE(
+          targets || !options.plain, "[tokenize] ", name,
+          " has tokens that are no targets, which a plain file of numbers cannot say: leave out "
+          "--plain");
+      tokenizer.encode(
+          text, name, [&](std::span<const uint32_t> some) { writer.write(some, targets); });
+      bytes += text.size();
+    }
+    const bool ends = end && (segments.empty() || segments.back().targets);
+    if (ends) writer.write({&*end, 1});
+    return bytes;
+  };
   for (const auto& path : options.texts) {
     const MappedFile file(path);
-    tokenizer.encode(
-        text_of(file), path, [&](std::span<const uint32_t> some) { writer.write(some); });
-    if (end) writer.write({&*end, 1});
-    result.bytes += static_cast<int64_t>(file.size());
+    if (!path.ends_with(".jsonl")) {
+      writer.begin_document();
+      tokenizer.encode(
+          text_of(file), path, [&](std::span<const uint32_t> some) { writer.write(some); });
+      if (end) writer.write({&*end, 1});
+      result.bytes += static_cast<int64_t>(file.size());
+      continue;
+    }
+    each_json_line(text_of(file), path, [&](const auto& segments, const std::string& name) {
+      result.bytes += static_cast<int64_t>(write(segments, name));
+    });
   }
+  result.documents = writer.documents();
+  result.targets = writer.targets();
   writer.finish();
   result.tokens = writer.size();
   return result;
