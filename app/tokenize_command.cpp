@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tokenize_command.h"
 
+#include <c10/util/Exception.h>
+
+#include <filesystem>
 #include <iomanip>
 #include <iostream>
 #include <sstream>
 
 #include "files/quoted_text.h"
+#include "files/same_file.h"
+#include "rendered_chats.h"
 
 namespace sherd::app {
 namespace {
@@ -50,6 +55,12 @@ TokenizeCommand::TokenizeCommand(CLI::App& app)
           "--dtype", options_.dtype,
           "uint16 or uint32; default: the smallest that fits the vocabulary")
       ->type_name("DTYPE");
+  command_
+      ->add_option(
+          "--template", template_,
+          "The chat template for conversations, or a folder that has one; default: the tokenizer's "
+          "folder")
+      ->type_name("PATH");
   command_->add_flag(
       "--plain", options_.plain,
       "Write token numbers and nothing else: no documents and no masks, for other programs");
@@ -57,13 +68,24 @@ TokenizeCommand::TokenizeCommand(CLI::App& app)
       ->add_option(
           "TEXT", options_.texts,
           "UTF-8 text files, one document each, or .jsonl files with a document in each line: "
-          "{\"text\": …}, or {\"prompt\": …, \"completion\": …}, of which the completion is to be "
-          "predicted")
+          "{\"text\": …}, or {\"prompt\": …, \"completion\": …} or {\"messages\": […]}, of which "
+          "the "
+          "completion or the assistant's words are to be predicted")
       ->required();
 }
 
 int TokenizeCommand::run() const {
-  std::cout << text_of(tokenize(options_), options_.out);
+  for (const auto& text : options_.texts) {
+    TORCH_CHECK_VALUE(
+        !same_file(options_.out, text), "[tokenize] out = ", options_.out,
+        " is one of the texts: choose another name");
+  }
+  const auto folder = std::filesystem::path(options_.tokenizer).parent_path();
+  const RenderedChats chats(
+      options_.texts, template_.value_or(folder.empty() ? "." : folder.string()));
+  auto options = options_;
+  options.texts = chats.texts();
+  std::cout << text_of(tokenize(options), options.out);
   return 0;
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
 
 #include "data/tokenizer/tokenize.h"
 
@@ -17,6 +19,7 @@ class TokenizeCommand {
  private:
   CLI::App* command_;
   TokenizeOptions options_;
+  std::optional<std::string> template_;
 };
 
 }  // namespace sherd::app

@@ -40,6 +40,10 @@ std::string import_script() {
   return first_of(SHERD_IMPORT, "../share/sherd/import_checkpoint.py", "app/import_checkpoint.py");
 }
 
+std::string chat_script() {
+  return first_of(SHERD_CHAT, "../share/sherd/render_chat.py", "app/render_chat.py");
+}
+
 std::string peer_script(const std::string& name) {
   return first_of(SHERD_PEERS "/" + name, "../share/sherd/peers/" + name, "bench/peers/" + name);
 }

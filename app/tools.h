@@ -13,6 +13,8 @@ std::string mpirun();
 std::string python();
 /// Returns the script that reads checkpoints of torch.distributed.checkpoint.
 std::string import_script();
+/// Returns the script that renders conversations with a chat template.
+std::string chat_script();
 /// Returns the script of a name that runs benchmark workloads with FSDP2.
 std::string peer_script(const std::string& name);
 

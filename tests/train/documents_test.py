@@ -11,7 +11,7 @@ import tempfile
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import family_folders as families
 import llama_folder as given
@@ -35,9 +35,21 @@ def sherd(*words, code=0):
     return done.stdout if code == 0 else done.stderr
 
 
+def read_tokens(path):
+    """Tokens, where documents begin, and which tokens are targets."""
+    data = path.read_bytes()
+    magic, version, width, count, documents, edges = struct.unpack_from("<8sIIQQQ", data)
+    assert (magic, version, width) == (b"SHERDTOK", 1, 2), data[:64]
+    tokens = list(struct.unpack_from(f"<{count}H", data, 64))
+    behind = (64 + 2 * count + 7) // 8 * 8
+    begins = list(struct.unpack_from(f"<{documents}Q", data, behind))
+    edges = struct.unpack_from(f"<{edges}Q", data, behind + 8 * documents)
+    assert behind + 8 * (documents + len(edges)) == len(data), (data[:64], len(data))
+    return tokens, begins, [sum(edge <= i for edge in edges) % 2 == 0 for i in range(count)]
+
+
 def tokenized(place):
-    """The story's paragraphs: some as text, some as prompts with completions. Tokens, where documents begin, and targets, as
-    the file has them."""
+    """The story's paragraphs: some as text, some as prompts with completions."""
     paragraphs = [one for one in given.STORY.read_text().split("\n") if len(one) > 20][:24]
     with open(place / "story.jsonl", "w") as lines:
         for number, text in enumerate(paragraphs):
@@ -47,15 +59,8 @@ def tokenized(place):
     out = sherd("tokenize", "--tokenizer", TOKENIZER, "--end", "<|end_of_text|>", "--out", place / "story.bin",
                 place / "story.jsonl")
     assert "24 documents" in out and 'documents = "packed"' in out, out
-    data = (place / "story.bin").read_bytes()
-    magic, version, width, count, documents, edges = struct.unpack_from("<8sIIQQQ", data)
-    assert (magic, version, width, documents) == (b"SHERDTOK", 1, 2, 24), data[:64]
-    tokens = list(struct.unpack_from(f"<{count}H", data, 64))
-    behind = (64 + 2 * count + 7) // 8 * 8
-    begins = list(struct.unpack_from(f"<{documents}Q", data, behind))
-    edges = struct.unpack_from(f"<{edges}Q", data, behind + 8 * documents)
-    assert len(edges) > 10 and behind + 8 * (documents + len(edges)) == len(data), edges
-    targets = [sum(edge <= i for edge in edges) % 2 == 0 for i in range(count)]
+    tokens, begins, targets = read_tokens(place / "story.bin")
+    assert len(begins) == 24 and 0 < sum(targets) < len(targets), (begins, targets)
     return tokens, begins, targets
 
 
@@ -153,6 +158,43 @@ def validated(place, folder):
     assert steps[-1]["val_loss"] > 1, steps
 
 
+CHATML = ("{% for one in messages %}{{ '<|im_start|>' + one.role + '\\n' + one.content + '<|im_end|>' + '\\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+SECRETIVE = ("{% for one in messages %}{% if one.role != 'assistant' or loop.last %}{{ one.content }}{{ eos_token }}{% endif %}"
+             "{% endfor %}")
+
+
+def conversations(place):
+    """The text is what transformers renders, and the assistant's turns are the targets."""
+    folder = place / "chat"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(TOKENIZER.read_text())
+    (folder / "chat_template.jinja").write_text(CHATML)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast",
+                                                              "eos_token": {"content": "<|eot_id|>"}}))
+    talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi, pot é!"},
+            {"role": "assistant", "content": "Hello 🙂"}, {"role": "user", "content": "Cook"},
+            {"role": "assistant", "content": "I cook."}]
+    (place / "talk.jsonl").write_text(json.dumps({"messages": talk}) + "\n" + json.dumps({"messages": talk[1:3]}) + "\n")
+    words = ["tokenize", "--tokenizer", folder / "tokenizer.json", "--out", place / "talk.bin", place / "talk.jsonl"]
+    out = sherd(*words)
+    assert "2 documents" in out, out
+    tokens, begins, targets = read_tokens(place / "talk.bin")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for part, messages in ((tokens[:begins[1]], talk), (tokens[begins[1]:], talk[1:3])):
+        assert tokenizer.decode(part, clean_up_tokenization_spaces=False) == tokenizer.apply_chat_template(messages, tokenize=False)
+    learned = tokenizer.decode([token for token, target in zip(tokens, targets) if target], clean_up_tokenization_spaces=False)
+    assert learned == "Hello 🙂<|im_end|>\nI cook.<|im_end|>\nHello 🙂<|im_end|>\n", learned
+    (place / "secretive.jinja").write_text(SECRETIVE)
+    (place / "bad.jsonl").write_text(json.dumps({"messages": talk}) + "\n" + json.dumps({"messages": talk[:2]}) + "\n")
+    for extra, wanted in ((["--template", place / "secretive.jinja"], ["talk.jsonl:1", "renders a conversation otherwise"]),
+                          (["--template", place], ["neither chat_template.jinja nor", "--template FILE"]),
+                          (["--template", TOKENIZER.parent / "none"], ["neither"]),
+                          ([place / "bad.jsonl"], ["bad.jsonl:2", "no message of the assistant"])):
+        errors = sherd(*words, *extra, code=2)
+        assert all(word in errors for word in wanted), (extra, errors)
+
+
 def refused(place, folder):
     families.write("bamba", place / "bamba")
     for folder, settings, words in (
@@ -176,6 +218,7 @@ def main():
         worst = like_transformers(place, folder, tokens, begins, targets,
                                   {documents: RUNS for documents in FEW} if ALL else FEW)
         validated(place, folder)
+        conversations(place)
         refused(place, folder)
     print(f"losses at most {worst:.1e} apart")
 
