@@ -117,6 +117,27 @@ void check_documents(const Configuration& all, const Require& require) {
   refuse_if(all.model.kind == "vlm", "data with images have none; use another model.kind");
 }
 
+/// require(condition, problem).
+template <class Require>
+void check_samples(const Configuration& all, const Require& require) {
+  if (all.train.sample_every == 0) return;
+  const auto refuse_if = [&](bool given, const char* why) {
+    require(!given, is("train.sample_every", all.train.sample_every) + ": " + why);
+  };
+  refuse_if(
+      all.train.sample_prompts.empty(),
+      "there is no text to continue; set train.sample_prompts = [\"Once upon a time\"]");
+  refuse_if(
+      all.parallel.cp > 1 || all.parallel.tp > 1,
+      "ranks that share sequences write no samples; remove it, or set parallel.cp and parallel.tp "
+      "to 1");
+  refuse_if(
+      all.train.graph,
+      "graphs and samples do not go together; remove it, or set train.graph = "
+      "false");
+  refuse_if(all.model.kind == "vlm", "models of kind \"vlm\" write no samples; remove it");
+}
+
 }  // namespace
 
 void check_together(const Configuration& all, std::vector<std::string>& problems) {
@@ -198,6 +219,7 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       "data.val_fraction = " + to_toml(data.val_fraction) +
           ": data.validation is set as well; set one of them");
   check_documents(all, require);
+  check_samples(all, require);
 }
 
 }  // namespace sherd

@@ -135,6 +135,9 @@ struct TrainSection {
   std::string recompute = "none";
   int64_t recompute_layers = 0;
   int64_t validate_every = 0;
+  int64_t sample_every = 0;
+  std::vector<std::string> sample_prompts{};
+  int64_t sample_tokens = 64;
   int64_t log_every = 0;
   std::string watch = "on";
   std::string loss = "mean";

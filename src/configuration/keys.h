@@ -357,6 +357,13 @@ void keys(Section& s, Visitor&& visit) {
       "validate_every", s.validate_every,
       at_least(0, "steps between validations; 0: only after the last"));
   visit(
+      "sample_every", s.sample_every,
+      at_least(0, "steps between samples of what the model writes after sample_prompts; 0: none"));
+  visit(
+      "sample_prompts", s.sample_prompts,
+      meaning("the texts that samples continue, such as [\"Once upon a time\"]"));
+  visit("sample_tokens", s.sample_tokens, up_to_bits(20, 1, "number of tokens of a sample"));
+  visit(
       "log_every", s.log_every,
       at_least(
           0,

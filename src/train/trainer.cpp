@@ -34,6 +34,7 @@
 #include "train/step_log.h"
 #include "train/stop_signals.h"
 #include "train/train.h"
+#include "train/training_samples.h"
 #include "train/training_step.h"
 #include "train/validation.h"
 
@@ -89,6 +90,7 @@ class Trainer {
   bool saved_ = true;       // the last checkpoint, if there was one
   std::optional<NotFinite> not_finite_;
   std::optional<TrainingStep> training_;
+  std::optional<TrainingSamples> samples_;
 };
 
 Trainer::Trainer(const Configuration& configuration)
@@ -114,6 +116,7 @@ Trainer::Trainer(const Configuration& configuration)
   for (const auto& line : banner(configuration_, world_, sizes())) say(line);
   for (const auto& line : notes_on_memory(configuration_, *model_, world_.device())) say(line);
   training_.emplace(configuration_, world_, data_, *model_, optimizer_);
+  if (configuration_.train.sample_every > 0) samples_.emplace(configuration_, world_, *model_);
 }
 
 RunSizes Trainer::sizes() const {
@@ -245,6 +248,10 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
       if (last) saved_ = checkpoints.finish() && saved_;
     }
     if (validates(number)) note_validation(number);
+    if (samples_ && samples_->due(number)) {
+      const auto path = first() ? results_->path("samples.jsonl") : "";
+      for (const auto& line : samples_->write(number, path)) say(line);
+    }
     if (!stops) continue;
     say("stopped by a signal after step " + std::to_string(number));
     return;

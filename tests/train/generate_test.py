@@ -154,6 +154,24 @@ def evaluated(place):
     return worst
 
 
+def sampled(place):
+    """What a model writes in training; the same on any number of ranks."""
+    (place / "empty.toml").write_text("")
+    written = []
+    for ranks in (1, 2):
+        settings = {"model.from": place / "untied", "data.text": given.STORY, "data.seq": 16, "data.batch": 4 // ranks,
+                    "train.steps": 5, "train.sample_every": 2, "train.sample_prompts": '["Once", "The pot"]',
+                    "train.sample_tokens": 9, "train.out": place / f"sampled-{ranks}", "device.kind": "cpu",
+                    "optim.schedule": "constant", "train.save_every": 0}
+        done = SERVER.run(["train", place / "empty.toml", "--ranks", ranks, *(f"--set={key}={value}" for key, value in settings.items())])
+        assert done.returncode == 0 and done.stdout.count("sample of step") == 4, (done.stdout, done.stderr)
+        lines = (place / f"sampled-{ranks}/samples.jsonl").read_text().splitlines()
+        written.append([json.loads(line) for line in lines])
+    assert written[0] == written[1], written
+    assert [(one["step"], one["prompt"]) for one in written[0]] == [(2, "Once"), (2, "The pot"), (4, "Once"), (4, "The pot")]
+    assert len({one["text"] for one in written[0]}) == 4, written
+
+
 def refused(place):
     prompt = ("--prompt", PROMPT)
     (place / "words-only").mkdir()
@@ -180,6 +198,7 @@ def main():
         of_a_tokenizer(place)
         of_draws(place)
         worst = evaluated(place)
+        sampled(place)
         refused(place)
     print(f"losses at most {worst:.1e} apart")
 

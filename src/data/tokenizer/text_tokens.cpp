@@ -25,7 +25,7 @@ TextTokens::TextTokens(
   if (!tokenizer && !std::filesystem::exists(path, code)) {
     TORCH_CHECK_VALUE(
         vocab == kVocabOfBytes, "[tokenizer] ", folder, " has no tokenizer.json, and a vocabulary ",
-        "of ", vocab, " is not one of bytes: give --tokenizer FILE");
+        "of ", vocab, " is not one of bytes: give a tokenizer.json (--tokenizer, data.tokenizer)");
     return;
   }
   tokenizer_.emplace(path, content_of(MappedFile(path)));
