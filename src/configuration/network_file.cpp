@@ -101,8 +101,9 @@ class NetworkReader {
   void read_device(const TomlTable& table, DeviceSpeed& into) {
     const auto* section = section_of(table, "", "device");
     if (!section) return;
-    refuse_unknown(*section, "device.", {"tflops", "memory_bandwidth", "memory"});
+    refuse_unknown(*section, "device.", {"tflops", "tflops_fp8", "memory_bandwidth", "memory"});
     read_number(*section, "device.", "tflops", kTflops, into.tflops);
+    read_number(*section, "device.", "tflops_fp8", kTflops, into.tflops_fp8);
     read_number(*section, "device.", "memory_bandwidth", kSpeed, into.memory_bandwidth);
     const auto* value = value_of(*section, "device.", "memory");
     if (!value) return;
@@ -259,8 +260,10 @@ std::string to_text(const NetworkFile& file) {
   if (is_said(file.between)) text += link_text("between", file.between);
   for (const auto& [axis, link] : file.axes) text += link_text("axes." + key_text(axis), link);
   const auto& device = file.device;
-  if (device.tflops > 0 || device.memory_bandwidth > 0 || device.memory > 0) text += "\n[device]\n";
+  const bool known = device.tflops > 0 || device.tflops_fp8 > 0 || device.memory_bandwidth > 0;
+  if (known || device.memory > 0) text += "\n[device]\n";
   if (device.tflops > 0) text += "tflops = " + to_toml(device.tflops) + "\n";
+  if (device.tflops_fp8 > 0) text += "tflops_fp8 = " + to_toml(device.tflops_fp8) + "\n";
   if (device.memory_bandwidth > 0) {
     text += "memory_bandwidth = " + to_toml(device.memory_bandwidth) + "\n";
   }

@@ -15,6 +15,7 @@ namespace sherd {
 /// The speed and memory of one device; 0: unknown.
 struct DeviceSpeed {
   double tflops = 0;            ///< sustained TFLOP/s of matrix products
+  double tflops_fp8 = 0;        ///< sustained TFLOP/s of those in fp8; 0: as fast as others
   double memory_bandwidth = 0;  ///< bytes per second
   int64_t memory = 0;           ///< bytes
 };

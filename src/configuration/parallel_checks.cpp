@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "configuration/parallel_checks.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -8,6 +9,8 @@
 #include "configuration/axes.h"
 #include "configuration/strategies.h"
 #include "configuration/to_toml.h"
+#include "shard/glob.h"
+#include "sherd/shard/precision.h"
 
 namespace sherd {
 namespace {
@@ -49,7 +52,80 @@ void check_state_space(
       " or be a multiple of it");
 }
 
+/// A weight of which each rank along tp has an equal part, in every layer of a kind.
+struct PartedWeight {
+  std::string name;  ///< after the layer's name
+  char letter;       ///< of a hybrid's layers that have it
+  int64_t size;      ///< of the dim that is divided
+  const char* dim;
+  const char* keep;  ///< patterns that leave it in bf16, and what must be as wide as it
+};
+
+std::vector<PartedWeight> parted_weights(const ModelSection& model) {
+  const bool hybrid = model.kind == "hybrid";
+  const int64_t head_dim = model.head_dim > 0 ? model.head_dim : model.dim / model.heads;
+  const int64_t kv_heads = model.kv_heads > 0 ? model.kv_heads : model.heads;
+  std::vector<PartedWeight> result{
+      {"attention.qkv.weight", '*', (model.heads + 2 * kv_heads) * head_dim, "rows",
+       "*.qkv.weight"},
+      {"attention.output.weight", '*', model.heads * head_dim, "columns",
+       "*.attention.output.weight"}};
+  const auto add_feed_forward = [&](const std::string& module, char letter, int64_t ffn) {
+    const auto* keep = "*.gate_up.weight\", \"*.down.weight";
+    result.push_back({module + ".gate_up.weight", letter, 2 * ffn, "rows", keep});
+    result.push_back({module + ".down.weight", letter, ffn, "columns", keep});
+  };
+  const int64_t ffn = model.ffn > 0 ? model.ffn : usual_ffn(model.dim);
+  if (model.kind == "llama") add_feed_forward("feed_forward", '-', ffn);
+  if (hybrid) add_feed_forward("mixer", '-', ffn);
+  if (model.shared_ffn > 0) {
+    if (model.kind == "moe") add_feed_forward("experts.shared", 'E', model.shared_ffn);
+    if (hybrid) add_feed_forward("mixer.shared", 'E', model.shared_ffn);
+  }
+  return result;
+}
+
+/// Returns whether a layer has the weight in fp8.
+bool is_in_fp8(
+    const PartedWeight& weight, const ModelSection& model, const std::vector<std::string>& keep) {
+  for (int64_t i = 0; i < model.layers; ++i) {
+    const auto letter = model.kind == "hybrid" && !model.pattern.empty()
+                            ? model.pattern[static_cast<size_t>(i) % model.pattern.size()]
+                            : weight.letter;
+    const auto name = "layer" + std::to_string(i) + "." + weight.name;
+    const bool kept = std::any_of(keep.begin(), keep.end(), [&](const std::string& pattern) {
+      return matches_glob(pattern, name);
+    });
+    if (letter == weight.letter && !kept) return true;
+  }
+  return false;
+}
+
+/// Parts of weights in fp8 have whole blocks.
+void check_fp8_parts(
+    const Configuration& all, const ModelSection& model, std::vector<std::string>& problems) {
+  const auto& precision = all.precision;
+  const int64_t tp = all.parallel.tp;
+  const auto fp8 = precision.recipe ? Precision::recipe(*precision.recipe).fp8 : Fp8::none;
+  if (tp == 1 || fp8 == Fp8::none) return;
+  const int64_t multiple = fp8 == Fp8::blocks ? 128 : fp8 == Fp8::mx ? 32 : 16;
+  for (const auto& weight : parted_weights(model)) {
+    if (weight.size % tp != 0 || weight.size / tp % multiple == 0) continue;
+    if (!is_in_fp8(weight, model, precision.keep)) continue;
+    problems.push_back(
+        is_set("parallel.tp", tp) + ": with precision.recipe = " + to_toml(precision.recipe) +
+        " a rank's part of *." + weight.name + " must have a multiple of " +
+        std::to_string(multiple) + " " + weight.dim + "; it has " +
+        std::to_string(weight.size / tp) + ". Set a smaller parallel.tp, or precision.keep = [\"" +
+        weight.keep + "\"]");
+  }
+}
+
 }  // namespace
+
+int64_t usual_ffn(int64_t dim) {
+  return (8 * dim / 3 + 63) / 64 * 64;
+}
 
 bool has_experts(const ModelSection& model) {
   return model.kind == "moe" || (model.kind == "hybrid" && has_layer(model, 'E'));
@@ -79,6 +155,14 @@ void check_sharing(
     if (size % tp == 0) return;
     problems.push_back(is_set("parallel.tp", tp) + ": it must divide " + is_set(name, size));
   });
+  if (tp > 1 && model.qk_norm_across) {
+    problems.push_back(
+        is_set("parallel.tp", tp) +
+        ": the model norms queries and keys over all heads (model.qk_norm_across), and a rank "
+        "would "
+        "have only its own; set parallel.tp = 1");
+  }
+  check_fp8_parts(all, model, problems);
   check_state_space(all, model, problems);
 }
 

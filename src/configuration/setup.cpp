@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <set>
+#include <tuple>
 
 #include "configuration/parallel_checks.h"
 #include "configuration/strategies.h"
@@ -49,27 +50,30 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
   });
 }
 
-/// The full names of all weights whose products are in fp8.
-std::set<std::string> fp8_weights_of(
-    const LanguageModel& model, const PrecisionSection& section, const std::string& kind) {
-  std::set<std::string> result;
-  if (!section.recipe || Precision::recipe(*section.recipe).fp8 == Fp8::none) return result;
+/// The full names of all weights whose products could be in fp8.
+std::vector<std::string> product_weights_of(const LanguageModel& model) {
   const auto products = model.products();
-  std::set<std::string> kept;
+  std::vector<std::string> result;
   for (const auto& item : model.named_parameters()) {
-    if (!matches_any(products, item.key())) continue;
-    for (const auto& pattern : section.keep) {
-      if (matches_glob(pattern, item.key())) kept.insert(pattern);
-    }
-    if (!matches_any(section.keep, item.key())) result.insert(item.key());
-  }
-  for (const auto& pattern : section.keep) {
-    TORCH_CHECK_VALUE(
-        kept.contains(pattern), "[train] precision.keep has \"", pattern,
-        "\", which matches no weight whose product could be in fp8: those of a model of kind \"",
-        kind, "\" match ", c10::Join(", ", products));
+    if (matches_any(products, item.key())) result.push_back(item.key());
   }
   return result;
+}
+
+bool matches_none(const std::string& pattern, const std::vector<std::string>& names) {
+  return std::none_of(names.begin(), names.end(), [&](const std::string& name) {
+    return matches_glob(pattern, name);
+  });
+}
+
+void check_keep(const LanguageModel& model, const PrecisionSection& section, const char* kind) {
+  const auto names = product_weights_of(model);
+  for (const auto& pattern : section.keep) {
+    TORCH_CHECK_VALUE(
+        !matches_none(pattern, names), "[train] precision.keep has \"", pattern,
+        "\", which matches no weight whose product could be in fp8: those of a model of kind \"",
+        kind, "\" match ", c10::Join(", ", model.products()));
+  }
 }
 
 /// Rules for those that belong to a unit.
@@ -82,11 +86,6 @@ std::vector<ParameterRule> fp8_rules_of(
     rules.push_back({.match = within, .precision = Precision::recipe(recipe)});
   }
   return rules;
-}
-
-/// Two thirds of four times the width, rounded up to 64: as much as an ungated layer would have.
-int64_t usual_ffn(int64_t dim) {
-  return (8 * dim / 3 + 63) / 64 * 64;
 }
 
 Recompute recompute_of(const std::string& word) {
@@ -440,7 +439,8 @@ std::shared_ptr<LanguageModel> sharded_model_of(
     if (of_experts) rule.placement = placement_of_experts(configuration.shard);
   }
   const auto units = model->units();
-  auto fp8 = fp8_weights_of(*model, configuration.precision, configuration.model.kind);
+  check_keep(*model, configuration.precision, configuration.model.kind.c_str());
+  auto fp8 = fp8_weights_of(configuration, *model);
   const auto names = model->named_modules();
   const auto shard = [&](torch::nn::Module* module, auto apply) {
     std::string name;
@@ -478,6 +478,35 @@ std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, cons
   initialise(*model, {.seed = static_cast<uint64_t>(configuration.train.seed), .values = values});
   if (configuration.model.from) load_weights(*model, *configuration.model.from);
   return model;
+}
+
+std::set<std::string> fp8_weights_of(
+    const Configuration& configuration, const LanguageModel& model) {
+  const auto& [recipe, keep] =
+      std::tie(configuration.precision.recipe, configuration.precision.keep);
+  std::set<std::string> result;
+  if (!recipe || Precision::recipe(*recipe).fp8 == Fp8::none) return result;
+  for (const auto& name : product_weights_of(model)) {
+    if (!matches_any(keep, name)) result.insert(name);
+  }
+  return result;
+}
+
+void check_keep(const Configuration& configuration) {
+  if (configuration.precision.keep.empty()) return;
+  const MetaDevice meta;
+  check_keep(
+      *described_model(configuration, {}), configuration.precision,
+      configuration.model.kind.c_str());
+}
+
+void drop_keep_without_weights(Configuration& configuration) {
+  if (configuration.precision.keep.empty()) return;
+  const MetaDevice meta;
+  const auto names = product_weights_of(*described_model(configuration, {}));
+  std::erase_if(configuration.precision.keep, [&](const std::string& pattern) {
+    return matches_none(pattern, names);
+  });
 }
 
 ModelSection resolved(ModelSection model) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,14 @@ std::shared_ptr<LanguageModel> sharded_model_of(
     const Configuration& configuration, const Mesh& mesh);
 /// The same, with initial values. Collective.
 std::shared_ptr<LanguageModel> model_of(const Configuration& configuration, const Mesh& mesh);
+/// Returns the names of the weights whose products are in fp8: by precision.recipe, without those
+/// of precision.keep.
+std::set<std::string> fp8_weights_of(
+    const Configuration& configuration, const LanguageModel& model);
+/// Throws if a pattern of precision.keep matches no weight of the model that could be in fp8.
+void check_keep(const Configuration& configuration);
+/// Removes the patterns of which that is true, as for a model with fewer layers.
+void drop_keep_without_weights(Configuration& configuration);
 /// Returns the section with widths that are 0 computed, and with the values of model.from.
 ModelSection resolved(ModelSection model);
 Dataset training_data_of(const Configuration& configuration);

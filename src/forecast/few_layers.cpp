@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "configuration/setup.h"
 #include "forecast/run_costs.h"
 
 namespace sherd {
@@ -38,6 +39,18 @@ FewLayers::FewLayers(const Configuration& configuration, int64_t ranks, const Pl
   while ((all - more_) % step != 0) ++more_;
   few_ = more_ - step;
   if (few_ < 1) few_ = more_;
+  for (const int64_t layers : {few_, more_}) {
+    auto fewer = with_layers(layers);
+    drop_keep_without_weights(fewer);
+    keeps_[layers] = std::move(fewer.precision.keep);
+  }
+}
+
+Configuration FewLayers::with_layers(int64_t layers) const {
+  auto result = configuration_;
+  if (layers != all()) result.model.from.reset();  // its keys are those of the folder
+  result.model.layers = layers;
+  return result;
 }
 
 double FewLayers::extrapolated(double few, double more) const {
@@ -48,9 +61,10 @@ double FewLayers::extrapolated(double few, double more) const {
 
 Configuration FewLayers::configuration(
     const Arrangement& arrangement, int64_t layers, Recompute mode, int64_t recomputed) const {
-  auto result = arranged(configuration_, arrangement);
-  if (layers != all()) result.model.from.reset();  // its keys are those of the folder
-  result.model.layers = layers;
+  auto result = arranged(with_layers(layers), arrangement);
+  if (const auto keep = keeps_.find(layers); keep != keeps_.end()) {
+    result.precision.keep = keep->second;
+  }
   result.train.recompute = to_text(mode);
   result.train.recompute_layers = recomputed;
   return result;

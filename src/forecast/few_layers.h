@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "configuration/configuration.h"
 #include "forecast/plan.h"
@@ -57,11 +59,14 @@ class FewLayers {
   double extrapolated(double few, double more) const;
 
  private:
+  Configuration with_layers(int64_t layers) const;
+
   Configuration configuration_;
   int64_t ranks_;
   c10::DeviceType target_;
   int64_t few_ = 0;
   int64_t more_ = 0;
+  std::map<int64_t, std::vector<std::string>> keeps_;  ///< precision.keep, by the number of layers
   /// cp, tp, ep, batch, mode, recomputed layers, layers
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, Recompute, int64_t, int64_t>;
   std::map<Key, Rehearsal> rehearsals_;

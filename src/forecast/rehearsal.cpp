@@ -55,6 +55,25 @@ std::vector<UnitOperations> operations_of(
   return result;
 }
 
+/// Each token goes through each weight once, also where ranks have a part of both.
+std::vector<Fp8Operations> fp8_operations_of(
+    const Program& program, const LanguageModel& model, const Configuration& configuration) {
+  const auto weights = fp8_weights_of(configuration, model);
+  const auto parameters = model.named_parameters();
+  std::vector<Fp8Operations> result(program.units().size());
+  for (const auto& name : weights) {
+    const auto shape = whole_shape(parameters[name]);
+    const auto operations =
+        2.0 * static_cast<double>(c10::multiply_integers(shape.begin(), shape.end()));
+    for (size_t i = 0; i < result.size(); ++i) {
+      if (name.rfind(program.units()[i].name + ".", 0) != 0) continue;
+      result[i].forward += operations;
+      if (name.ends_with(".gate_up.weight")) result[i].selective += operations;
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 Rehearsal dry_run(
@@ -91,6 +110,7 @@ Rehearsal dry_run(
     if (size > 1) ++result.exchange_axes;
   }
   result.operations = operations_of(result.program, *model, configuration.data.seq);
+  result.fp8 = fp8_operations_of(result.program, *model, configuration);
   return result;
 }
 

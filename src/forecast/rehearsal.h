@@ -15,6 +15,12 @@
 
 namespace sherd {
 
+/// Those of a unit's operations (UnitOperations) that are products in fp8.
+struct Fp8Operations {
+  double forward = 0;
+  double selective = 0;
+};
+
 /// The result of a dry run: one pass of the model on the meta device, as one rank of a world of any
 /// size, with the real units, operations and program but no memory.
 struct Rehearsal {
@@ -29,6 +35,7 @@ struct Rehearsal {
   double flops_per_token = 0;
   int64_t exchange_axes = 0;                 ///< mesh axes along which ranks exchange activations
   std::vector<UnitOperations> operations{};  ///< by unit of the program
+  std::vector<Fp8Operations> fp8{};          ///< by unit of the program
 };
 
 /// Runs a pass on the meta device. `target`: the type of device that the run is meant for. `rank`:

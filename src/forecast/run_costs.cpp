@@ -9,6 +9,7 @@
 
 #include "configuration/setup.h"
 #include "forecast/device_constants.h"
+#include "sherd/shard/precision.h"
 
 namespace sherd {
 namespace {
@@ -32,6 +33,30 @@ Costs measured_costs(const Program& program, const UnitTimes& times) {
   return costs;
 }
 
+/// The seconds that products take for a number of tokens.
+class ProductTimes {
+ public:
+  ProductTimes(const Configuration& configuration, const DeviceSpeed& device, double tokens)
+      : wide_(tokens / (device.tflops * 1e12)), narrow_(wide_), narrow_weight_gradient_(wide_) {
+    const auto& recipe = configuration.precision.recipe;
+    const auto fp8 = recipe ? Precision::recipe(*recipe).fp8 : Fp8::none;
+    // MXFP8 is emulated by products in bf16.
+    if (device.tflops_fp8 == 0 || fp8 == Fp8::none || fp8 == Fp8::mx) return;
+    narrow_ = tokens / (device.tflops_fp8 * 1e12);
+    if (fp8 != Fp8::rows_wgrad16) narrow_weight_gradient_ = narrow_;
+  }
+  double of(double all, double in_fp8) const { return (all - in_fp8) * wide_ + in_fp8 * narrow_; }
+  double of_weight_gradients(double all, double in_fp8) const {
+    return (all - in_fp8) * wide_ + in_fp8 * narrow_weight_gradient_;
+  }
+
+ private:
+  // Of an operation per token.
+  double wide_;
+  double narrow_;
+  double narrow_weight_gradient_;
+};
+
 /// A backward has two products for each of the forward; what is recomputed comes on top.
 Costs estimated_costs(
     const Configuration& configuration, const Rehearsal& rehearsal, const DeviceSpeed& device) {
@@ -42,12 +67,18 @@ Costs estimated_costs(
   const auto recomputes = [&](const UnitOperations& unit) {
     return unit.layer && (train.recompute_layers == 0 || *unit.layer < train.recompute_layers);
   };
-  for (const auto& unit : rehearsal.operations) {
+  const ProductTimes times(configuration, device, tokens);
+  for (size_t i = 0; i < rehearsal.operations.size(); ++i) {
+    const auto& unit = rehearsal.operations[i];
+    const auto& fp8 = rehearsal.fp8[i];
+    const double forward = times.of(unit.forward, fp8.forward);
     double again = 0;
-    if (recomputes(unit) && train.recompute == "full") again = unit.forward;
-    if (recomputes(unit) && train.recompute == "selective") again = unit.selective;
-    const double seconds = tokens / (device.tflops * 1e12);  // of one operation per token
-    costs.units.push_back({unit.forward * seconds, (2 * unit.forward + again) * seconds});
+    if (recomputes(unit) && train.recompute == "full") again = forward;
+    if (recomputes(unit) && train.recompute == "selective") {
+      again = times.of(unit.selective, fp8.selective);
+    }
+    const double weight_gradients = times.of_weight_gradients(unit.forward, fp8.forward);
+    costs.units.push_back({forward, forward + weight_gradients + again});
   }
   costs.memory_bandwidth = device.memory_bandwidth;
   if (device.memory_bandwidth > 0) {

@@ -236,7 +236,8 @@ void ScaledPlans::choose(
     int64_t recomputed = mode == Recompute::none ? 0 : 1;
     while (recomputed > 0 && recomputed < all && bytes(recomputed) > limit) ++recomputed;
     if (bytes(recomputed) > limit) {
-      if (!best.fits) best.bytes = std::min<int64_t>(best.bytes, std::llround(bytes(recomputed)));
+      const auto needed = static_cast<int64_t>(std::ceil(bytes(recomputed)));
+      if (!best.fits) best.bytes = std::min(best.bytes, needed);
       continue;
     }
     double taken = seconds(Recompute::none);

@@ -120,20 +120,22 @@ class PlanSearch {
     constexpr int kTries = 3;
     auto estimate = one.estimate;
     int64_t correction = 0;
+    int64_t planned = 0;
     for (int i = 0; i < kTries && estimate.fits; ++i) {
       auto configuration = chosen(configuration_, one.arrangement, estimate);
       const auto plan = plan_run(configuration, planning_);
-      const int64_t bytes = plan.ledger.planned();
-      if (bytes <= memory_) {
+      planned = plan.ledger.planned();
+      if (planned <= memory_) {
         if (result_.title.empty()) result_.title = plan.title;
         auto settings = changes_of(configuration);
         result_.rows.push_back({std::move(configuration), std::move(settings), in_short(plan)});
         return true;
       }
-      correction += bytes - estimate.bytes;
+      // An estimate is without the correction before it, so its whole error counts.
+      correction = std::max(correction, planned - estimate.bytes);
       estimate = plans_.close(one.arrangement, correction);
     }
-    count_too_large(one.arrangement, estimate.bytes + correction);
+    count_too_large(one.arrangement, estimate.fits ? planned : estimate.bytes + correction);
     return false;
   }
 
@@ -191,6 +193,7 @@ SearchResult search_plans(const Configuration& configuration, const SearchOption
       " has no [device] tflops: without a device's speed no step is shorter than another; add it");
   auto wanted = configuration;
   wanted.model = resolved(wanted.model);
+  check_keep(wanted);
   const int64_t ranks =
       options.ranks > 0 ? options.ranks : std::max(wanted.device.emulate, wanted.device.ranks);
   return PlanSearch(wanted, ranks, options).run();

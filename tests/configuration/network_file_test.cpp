@@ -78,7 +78,8 @@ TEST_F(NetworkFileTest, TheTextReadsBackAsTheSame) {
   const auto file = read(
       "name = \"a \\\"quoted\\\" name\"\nnode = 4\noverlaps = false\n" + kBoth +
       "[axes.dp]\nlatency = 0\nbandwidth = 123456789\n[axes.\"odd name\"]\nlatency = 0.1\n"
-      "bandwidth = 1e9\n[device]\ntflops = 0.3\nmemory_bandwidth = 4.1e12\nmemory = \"1.5GiB\"");
+      "bandwidth = 1e9\n[device]\ntflops = 0.3\ntflops_fp8 = 0.5\nmemory_bandwidth = "
+      "4.1e12\nmemory = \"1.5GiB\"");
   const auto again = read(to_text(file));
   EXPECT_EQ(to_text(again), to_text(file));
   EXPECT_EQ(again.name, "a \"quoted\" name");
@@ -90,6 +91,7 @@ TEST_F(NetworkFileTest, TheTextReadsBackAsTheSame) {
   expect_equal(again.axes.at("dp"), {0, 123456789});
   expect_equal(again.axes.at("odd name"), {0.1, 1e9});
   EXPECT_EQ(again.device.tflops, 0.3);
+  EXPECT_EQ(again.device.tflops_fp8, 0.5);
   EXPECT_EQ(again.device.memory_bandwidth, 4.1e12);
   EXPECT_EQ(again.device.memory, 1536LL << 20);
   const auto small = read(kInside);
@@ -105,8 +107,8 @@ TEST_F(NetworkFileTest, AnUnknownKeyIsNamedWithTheNearestOne) {
        "net.toml:1: inside.bandwidth is missing: write it in bytes per second"});
   expect_problems(
       kInside + "[device]\nx = 1",
-      {"net.toml:5: device.x = 1: unknown key; the keys are tflops, memory_bandwidth, "
-       "memory"});
+      {"net.toml:5: device.x = 1: unknown key; the keys are tflops, tflops_fp8, "
+       "memory_bandwidth, memory"});
 }
 
 TEST_F(NetworkFileTest, AValueOfTheWrongTypeIsNamed) {

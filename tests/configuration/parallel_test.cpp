@@ -97,6 +97,71 @@ TEST(ParallelKeys, WhatIsNotSupportedTogetherIsRefused) {
                                                  "model.kind = \"moe\", or remove parallel.ep"});
 }
 
+TEST(ParallelKeys, NormsOverAllHeadsNeedAllHeads) {
+  EXPECT_EQ(
+      problems_with(
+          {"model.kind=moe", "model.qk_norm=true", "model.qk_norm_across=true", "parallel.tp=2"}),
+      Problems{"parallel.tp = 2: the model norms queries and keys over all heads "
+               "(model.qk_norm_across), and a rank would have only its own; set parallel.tp = 1"});
+  EXPECT_EQ(
+      problems_with({"model.qk_norm=true", "model.qk_norm_across=true", "parallel.cp=2"}),
+      Problems());
+}
+
+std::string fp8_problem(
+    const std::string& recipe, const std::string& what, int64_t part, const std::string& keep) {
+  return "parallel.tp = 2: with precision.recipe = \"" + recipe + "\" a rank's part of *." + what +
+         "; it has " + std::to_string(part) +
+         ". Set a smaller parallel.tp, or precision.keep = [\"" + keep + "\"]";
+}
+
+TEST(ParallelKeys, PartsOfWeightsInFp8HaveWholeBlocks) {
+  const auto problems = [](const std::string& recipe, std::vector<std::string> more) {
+    more.push_back("precision.recipe=" + recipe);
+    return problems_with(more);
+  };
+  const std::string both = "*.gate_up.weight\", \"*.down.weight";
+  const Problems of_feed_forward{
+      fp8_problem("fp8", "feed_forward.gate_up.weight must have a multiple of 16 rows", 72, both),
+      fp8_problem("fp8", "feed_forward.down.weight must have a multiple of 16 columns", 36, both)};
+  EXPECT_EQ(problems("fp8", {"parallel.tp=2"}), of_feed_forward);
+  EXPECT_EQ(problems("fp8", {"parallel.cp=2"}), Problems());
+  EXPECT_EQ(problems("bf16_o2", {"parallel.tp=2"}), Problems());
+  EXPECT_EQ(problems("fp8_wgrad16", {"parallel.tp=2", "model.ffn=96"}), Problems());
+  // What is kept in bf16 may have any parts, if all layers are.
+  const std::vector<std::string> kept{"parallel.tp=2", "model.layers=2"};
+  auto keep = kept;
+  keep.emplace_back("precision.keep=[\"*.gate_up.weight\", \"*.down.weight\"]");
+  EXPECT_EQ(problems("fp8", keep), Problems());
+  keep.back() = "precision.keep=[\"layer0.*\"]";
+  EXPECT_EQ(problems("fp8", keep), of_feed_forward);
+  keep.back() = "precision.keep=[\"layer0.*\", \"layer1.*\"]";
+  EXPECT_EQ(problems("fp8", keep), Problems());
+  EXPECT_EQ(
+      problems("mxfp8", {"parallel.tp=2", "model.ffn=128", "model.head_dim=24"}),
+      (Problems{fp8_problem(
+          "mxfp8", "attention.output.weight must have a multiple of 32 columns", 48,
+          "*.attention.output.weight")}));
+  EXPECT_EQ(
+      problems("fp8_block", {"parallel.tp=2", "model.ffn=256"}),
+      (Problems{
+          fp8_problem(
+              "fp8_block", "attention.qkv.weight must have a multiple of 128 rows", 64,
+              "*.qkv.weight"),
+          fp8_problem(
+              "fp8_block", "attention.output.weight must have a multiple of 128 columns", 32,
+              "*.attention.output.weight")}));
+  EXPECT_EQ(
+      problems("fp8", {"model.kind=hybrid", "model.pattern=M-E", "parallel.tp=2"}),
+      (Problems{
+          fp8_problem("fp8", "mixer.gate_up.weight must have a multiple of 16 rows", 72, both),
+          fp8_problem("fp8", "mixer.down.weight must have a multiple of 16 columns", 36, both)}));
+  EXPECT_EQ(
+      problems("fp8", {"model.kind=moe", "model.shared_ffn=48", "parallel.tp=2"}),
+      Problems{fp8_problem(
+          "fp8", "experts.shared.down.weight must have a multiple of 16 columns", 24, both)});
+}
+
 Configuration with(int64_t outer, int64_t cp, int64_t tp, int64_t ep) {
   Configuration all;
   all.shard.outer = outer;

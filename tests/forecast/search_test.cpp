@@ -157,6 +157,46 @@ TEST(SearchTest, ReasonsAgainstTheOthersAddUp) {
   }
 }
 
+/// What a run could not have is a reason, not the end of the search.
+TEST(SearchTest, ArrangementsThatModelsCanNotHaveAreRefused) {
+  const SearchOptions options{.ranks = 4, .network = slow_network(), .sequences = 4, .rows = 2};
+  const auto reasons = [&](const Configuration& configuration) {
+    std::string all;
+    for (const auto& one : search_plans(configuration, options).refused) all += one.reason + "\n";
+    return all;
+  };
+  auto olmoe = small_model("moe", 2);
+  olmoe.model.qk_norm = olmoe.model.qk_norm_across = true;
+  EXPECT_NE(reasons(olmoe).find("model.qk_norm_across"), std::string::npos);
+  auto fp8 = small_model("llama", 2);
+  fp8.precision.recipe = "fp8";
+  fp8.model.ffn = 48;  // 24 columns for each of two
+  EXPECT_NE(reasons(fp8).find("feed_forward.down.weight must have"), std::string::npos);
+}
+
+/// Patterns are those of the whole model, which estimates have a few layers of.
+TEST(SearchTest, WeightsKeptInWiderDtypesMayBeOfAnyLayer) {
+  auto configuration = small_model("llama", 12);
+  configuration.precision.recipe = "fp8";
+  configuration.precision.keep = {"layer0.*", "layer11.*"};
+  const SearchOptions options{.ranks = 2, .network = slow_network(), .sequences = 2, .rows = 2};
+  const auto result = search_plans(configuration, options);
+  ASSERT_EQ(result.rows.size(), 2u);
+  for (const auto& row : result.rows) {
+    EXPECT_EQ(row.configuration.precision.keep, configuration.precision.keep);
+  }
+  configuration.precision.keep.emplace_back("layer12.*");
+  try {
+    search_plans(configuration, options);
+    ADD_FAILURE();
+  } catch (const c10::ValueError& error) {
+    EXPECT_NE(
+        error.msg().find("precision.keep has \"layer12.*\", which matches no weight"),
+        std::string::npos)
+        << error.msg();
+  }
+}
+
 TEST(SearchTest, WhatCanNotBeSearchedIsRefused) {
   const auto refused = [](const Configuration& configuration, const SearchOptions& options) {
     try {
