@@ -15,9 +15,12 @@ namespace {
 /// So many that the first gather and the last are apart, with the usual prefetch depth.
 constexpr int64_t kLayersToScale = 8;
 
-/// The number of layers after which they repeat.
+/// The number of layers after which they repeat; all of them, if they differ.
 int64_t period_of(const ModelSection& model) {
-  return model.kind == "hybrid" ? std::ssize(model.pattern) : 1;
+  if (model.kind != "hybrid") return 1;
+  const auto& letters = model.pattern;
+  const bool alike = letters.find_first_not_of(letters.front()) == std::string::npos;
+  return alike ? 1 : model.layers;
 }
 
 }  // namespace
@@ -95,6 +98,15 @@ FewLayers::Activations FewLayers::activations(const Arrangement& arrangement, Re
   };
   const auto count = static_cast<double>(more_);
   Activations result;
+  if (few_ == more_ && more_ > 2 && mode != Recompute::none) {
+    // Between one layer that is recomputed and all but one.
+    const double one = peak_of(more_, mode, 1);
+    result.kept = std::max(0.0, (one - peak_of(more_, mode, more_ - 1)) / (count - 2));
+    result.rest_none = peak_of(more_, Recompute::none, 0) - count * result.kept;
+    result.rest_all = peak_of(more_, mode, 0);
+    result.rest_some = one - (count - 1) * result.kept;
+    return result;
+  }
   result.kept = per_layer(Recompute::none);
   result.rest_none = peak_of(more_, Recompute::none, 0) - count * result.kept;
   if (mode == Recompute::none) return result;

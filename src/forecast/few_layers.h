@@ -16,12 +16,13 @@
 namespace sherd {
 
 // Note [A model from a few of its layers]
-// Layers are alike, or repeat after a few. So memory and time of a step grow by the same with each
-// further layer, once there are so many that no gather, reduction or slot reaches from the first to
-// the last. What two models with few layers need gives the rest by a straight line. Sharding
-// changes nothing in a dry run but axes and placements of groups, so one dry run serves all ways to
-// shard: it depends on what ranks compute, which is the batch, the ranks that share sequences and
-// experts, and what is recomputed.
+// Where layers are alike, memory and time of a step grow by the same with each further layer, once
+// there are so many that no gather, reduction or slot reaches from the first to the last. What two
+// models with few layers need gives the rest by a straight line. Layers of different sizes, as in a
+// hybrid, are placed in the arena differently for each number of them, and what waits for a slot
+// with them: there all layers count. Sharding changes nothing in a dry run but axes and placements
+// of groups, so one dry run serves all ways to shard: it depends on what ranks compute, which is
+// the batch, the ranks that share sequences and experts, and what is recomputed.
 
 /// Returns the value of train.recompute.
 const char* to_text(Recompute mode);

@@ -266,9 +266,9 @@ Estimate ScaledPlans::rough(const Arrangement& arrangement) {
   const auto few = few_layers_.few(), more = few_layers_.more();
   const auto seconds_with = [&](int64_t some, Recompute mode) {
     const auto skeletons = shared_skeletons(arrangement, some);
-    return few_layers_.extrapolated(
-        seconds(arrangement, skeletons.few, few, mode),
-        seconds(arrangement, skeletons.more, more, mode));
+    const double taken = seconds(arrangement, skeletons.more, more, mode);
+    if (few == more) return taken;
+    return few_layers_.extrapolated(seconds(arrangement, skeletons.few, few, mode), taken);
   };
   const auto seconds_of = [&](Recompute mode) {
     if (passes <= kFewPasses) return seconds_with(passes, mode);

@@ -23,24 +23,16 @@ void HappensBefore::end(const Instruction& instruction) {
   if (instruction.signals != kNone) event_clock_[index(instruction.signals)] = stream_clock_[s];
 }
 
-void HappensBefore::require_before(const Access& earlier, const std::string& what) const {
-  if (earlier.tick == 0 || now_[static_cast<size_t>(earlier.stream)] >= earlier.tick) return;
+bool HappensBefore::is_before(const Access& earlier) const {
+  if (earlier.tick == 0 || now_[static_cast<size_t>(earlier.stream)] >= earlier.tick) return true;
   // An instruction may touch a slot once for each of its groups.
-  if (earlier.stream == current_.stream && earlier.tick == current_.tick) return;
+  return earlier.stream == current_.stream && earlier.tick == current_.tick;
+}
+
+void HappensBefore::refuse_after(const Access& earlier, const std::string& what) const {
   refuse(
       what, " is still used by '", to_text(earlier.action), "' on stream ", to_text(earlier.stream),
       ": nothing makes '", to_text(current_.action), "' wait for it");
-}
-
-void HappensBefore::read(Resource& resource, const std::string& what) {
-  require_before(resource.write, what);
-  resource.reads[static_cast<size_t>(current_.stream)] = current_;
-}
-
-void HappensBefore::write(Resource& resource, const std::string& what) {
-  require_before(resource.write, what);
-  for (const auto& earlier : resource.reads) require_before(earlier, what);
-  resource.write = current_;
 }
 
 void HappensBefore::require_rejoined() const {

@@ -48,16 +48,31 @@ class HappensBefore {
   void begin(const Instruction& instruction);
   void end(const Instruction& instruction);
 
-  /// Each of these three refuses unless every conflicting access is done before; `what` names the
-  /// resource.
-  void read(Resource& resource, const std::string& what);
-  void write(Resource& resource, const std::string& what);
-  void require_before(const Access& earlier, const std::string& what) const;
+  /// Each of these three refuses unless every conflicting access is done before. `what()` returns
+  /// the name of the resource; it is called to refuse alone, because a proof has many accesses.
+  template <class What>
+  void read(Resource& resource, const What& what) {
+    require_before(resource.write, what);
+    resource.reads[static_cast<size_t>(current_.stream)] = current_;
+  }
+  template <class What>
+  void write(Resource& resource, const What& what) {
+    require_before(resource.write, what);
+    for (const auto& earlier : resource.reads) require_before(earlier, what);
+    resource.write = current_;
+  }
+  template <class What>
+  void require_before(const Access& earlier, const What& what) const {
+    if (!is_before(earlier)) refuse_after(earlier, what());
+  }
   /// Refuses unless the instruction comes after everything that was issued on all streams.
   void require_rejoined() const;
 
  private:
   using Clock = std::array<int32_t, kStreams>;
+
+  bool is_before(const Access& earlier) const;
+  [[noreturn]] void refuse_after(const Access& earlier, const std::string& what) const;
 
   std::vector<Clock> event_clock_;
   std::array<Clock, kStreams> stream_clock_{};

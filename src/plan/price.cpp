@@ -18,15 +18,18 @@ size_t index(int32_t number) {
   return static_cast<size_t>(number);
 }
 
-void check(double value, const std::string& what) {
+/// The parts of the name are put together only if the value is wrong: searches price often.
+template <class... Parts>
+void check(double value, const Parts&... what) {
   if (std::isfinite(value) && value >= 0) return;
   throw std::invalid_argument(
-      text("[plan.price] ", what, " is ", value, ": give a finite number, at least 0"));
+      text("[plan.price] ", what..., " is ", value, ": give a finite number, at least 0"));
 }
 
-void check(const Link& link, const std::string& name) {
-  check(link.latency, text("the latency of ", name));
-  check(link.bandwidth, text("the bandwidth of ", name));
+template <class... Parts>
+void check_link(const Link& link, const Parts&... name) {
+  check(link.latency, "the latency of ", name...);
+  check(link.bandwidth, "the bandwidth of ", name...);
 }
 
 void check(const Program& program, const Costs& costs) {
@@ -37,13 +40,13 @@ void check(const Program& program, const Costs& costs) {
         ": give one of each"));
   }
   for (size_t i = 0; i < units.size(); ++i) {
-    check(costs.units[i].forward, text("the forward of '", units[i].name, "'"));
-    check(costs.units[i].backward, text("the backward of '", units[i].name, "'"));
+    check(costs.units[i].forward, "the forward of '", units[i].name, "'");
+    check(costs.units[i].backward, "the backward of '", units[i].name, "'");
   }
   check(costs.update, "the update");
   check(costs.memory_bandwidth, "the memory bandwidth");
-  check(costs.network.fallback, "axes that are not named");
-  for (const auto& [name, link] : costs.network.axes) check(link, text("axis '", name, "'"));
+  check_link(costs.network.fallback, "axes that are not named");
+  for (const auto& [name, link] : costs.network.axes) check_link(link, "axis '", name, "'");
 }
 
 // Note [Why one walk in the order of issue is enough]

@@ -104,16 +104,20 @@ std::string Prover::of(const char* what, int32_t unit, size_t group) const {
   return text(what, " of '", spec(unit).groups[group].name, "'");
 }
 void Prover::read_weight(int32_t unit, size_t group) {
-  order_.read(state(unit).groups[group].weight, of("the weight", unit, group));
+  order_.read(state(unit).groups[group].weight, [&] { return of("the weight", unit, group); });
 }
 void Prover::write_weight(int32_t unit, size_t group) {
-  order_.write(state(unit).groups[group].weight, of("the weight", unit, group));
+  order_.write(state(unit).groups[group].weight, [&] { return of("the weight", unit, group); });
 }
 void Prover::read_gradient(int32_t unit, size_t group) {
-  order_.read(state(unit).groups[group].main_gradient, of("the main gradient", unit, group));
+  order_.read(state(unit).groups[group].main_gradient, [&] {
+    return of("the main gradient", unit, group);
+  });
 }
 void Prover::write_gradient(int32_t unit, size_t group) {
-  order_.write(state(unit).groups[group].main_gradient, of("the main gradient", unit, group));
+  order_.write(state(unit).groups[group].main_gradient, [&] {
+    return of("the main gradient", unit, group);
+  });
 }
 
 // ---- parameters ---------------------------------------------------------------------------------

@@ -33,20 +33,20 @@ void SlotOwners::own(int32_t slot, const SlotOwner& owner) {
 
 void SlotOwners::read(int32_t slot) {
   for (const int32_t other : overlapping_[index(slot)]) {
-    if (other != slot) order_.require_before(slots_[index(other)].write, text_of(other));
+    if (other == slot) continue;
+    order_.require_before(slots_[index(other)].write, [&] { return text_of(other); });
   }
-  order_.read(slots_[index(slot)], text_of(slot));
+  order_.read(slots_[index(slot)], [&] { return text_of(slot); });
 }
 
 void SlotOwners::write(int32_t slot) {
   for (const int32_t other : overlapping_[index(slot)]) {
     if (other == slot) continue;
-    order_.require_before(slots_[index(other)].write, text_of(other));
-    for (const auto& earlier : slots_[index(other)].reads) {
-      order_.require_before(earlier, text_of(other));
-    }
+    const auto name = [&] { return text_of(other); };
+    order_.require_before(slots_[index(other)].write, name);
+    for (const auto& earlier : slots_[index(other)].reads) order_.require_before(earlier, name);
   }
-  order_.write(slots_[index(slot)], text_of(slot));
+  order_.write(slots_[index(slot)], [&] { return text_of(slot); });
 }
 
 std::string SlotOwners::text_of(int32_t slot) const {
