@@ -17,6 +17,7 @@
 #include "forecast/device_constants.h"
 #include "forecast/rehearsal.h"
 #include "forecast/run_costs.h"
+#include "forecast/time_text.h"
 
 namespace sherd {
 namespace {
@@ -91,12 +92,17 @@ std::vector<std::vector<size_t>> layers_of(const Rehearsal& rehearsal) {
 class Search {
  public:
   Search(const Configuration& wanted, int64_t ranks, const PlanOptions& options)
-      : wanted_(wanted), ranks_(ranks), options_(options), network_known_(options.network) {
+      : wanted_(wanted),
+        ranks_(ranks),
+        options_(options),
+        network_known_(options.network),
+        speed_known_(options.times || (options.network && options.network->device.tflops > 0)) {
     target_ = target_of(wanted, options);
     // Without a network or a device's speed, operations alone tell what is longer.
     if (!options_.times && (!options_.network || options_.network->device.tflops == 0)) {
       if (!options_.network) options_.network.emplace();
       options_.network->device.tflops = 1;
+      options_.network->device.tflops_fp8 = 0;
     }
   }
 
@@ -139,11 +145,58 @@ class Search {
   }
 
   /// Everything recomputed, nothing ahead.
-  int64_t smallest(int64_t ranks, const std::string& strategy) const {
+  Configuration tightest(const std::string& strategy) const {
     auto tried = with("full", 0);
     tried.shard.prefetch = 0;
     tried.shard.strategy = strategy;
-    return Search(wanted_, ranks, options_).bytes_of(tried);
+    return tried;
+  }
+  int64_t smallest(int64_t ranks, const std::string& strategy) const {
+    return Search(wanted_, ranks, options_).bytes_of(tightest(strategy));
+  }
+
+  /// Inputs that fit with the strategy and ranks of the file: fewer sequences in a pass, and more
+  /// passes for as many in a step, or else shorter sequences; with what they cost.
+  std::string smaller_inputs(int64_t budget) const {
+    const auto plain = tightest(wanted_.shard.strategy);
+    const int64_t batch = plain.data.batch, passes = plain.data.micro_batches;
+    for (int64_t fewer = batch / 2; fewer >= 1; fewer /= 2) {
+      auto tried = plain;
+      tried.data.batch = fewer;
+      tried.data.micro_batches = passes * batch / fewer;
+      if (bytes_of(tried) > budget) continue;
+      const bool same = batch % fewer == 0;
+      return c10::str(
+          " It fits with data.batch = ", fewer, ", data.micro_batches = ", tried.data.micro_batches,
+          same ? " (as many sequences a step)" : "", cost_text(tried), ".");
+    }
+    const int64_t multiple = sequence_multiple_of(plain);
+    for (int64_t seq = plain.data.seq / 2; seq >= multiple; seq /= 2) {
+      auto tried = plain;
+      tried.data.batch = 1;
+      tried.data.seq = seq / multiple * multiple;
+      if (bytes_of(tried) > budget) continue;
+      return c10::str(
+          " It fits with data.batch = 1, data.seq = ", tried.data.seq, cost_text(tried), ".");
+    }
+    return "";
+  }
+
+  /// Memory and, if a device's speed is known, time.
+  std::string cost_text(const Configuration& configuration) const {
+    const auto rehearsal = rehearse(configuration);
+    auto text = c10::str(
+        ", full recompute and no prefetch: ",
+        byte_text(planned_ledger(rehearsal, target_, ranks_).planned()));
+    if (!speed_known_) return text;
+    const auto costs = costs_of(configuration, rehearsal, ranks_, options_);
+    const auto& data = configuration.data;
+    const double seconds = price(rehearsal.program, costs.costs).seconds;
+    const auto tokens = static_cast<double>(
+        data.batch * data.seq * data.micro_batches / sharing_ranks_of(configuration));
+    return text + c10::str(
+                      " and ", time_text(seconds), " a step (", std::llround(tokens / seconds),
+                      " tokens/s per rank)");
   }
 
   /// What would fit instead.
@@ -160,6 +213,8 @@ class Search {
           sharded <= budget ? ", which fits." : ".");
       if (sharded <= budget) return text;
     }
+    const auto inputs = smaller_inputs(budget);
+    text += inputs;
     for (int64_t ranks = 2 * ranks_; ranks <= 64 * ranks_ && ranks <= 65536; ranks *= 2) {
       const int64_t more = smallest(ranks, strongest);
       if (more > budget) continue;
@@ -167,9 +222,9 @@ class Search {
                         " It fits on ", ranks, " ranks with shard.strategy = \"", strongest, "\" (",
                         byte_text(more), ").");
     }
-    return text +
-           " More ranks alone do not help: a shorter data.seq or a smaller data.batch "
-           "would.";
+    return text + (inputs.empty() ? " Neither more ranks nor smaller inputs (data.batch, data.seq) "
+                                    "are enough."
+                                  : " More ranks alone do not help.");
   }
 
  private:
@@ -236,8 +291,8 @@ class Search {
         }
         auto options = plain.options();
         options.prefetch_depth = depth;
-        auto program = Program::build(std::move(units), plain.order(), options)
-                           .with_exchanges(plain.exchanges());
+        auto program = Program::build(std::move(units), plain.order(), options);
+        if (!plain.exchanges().empty()) program = program.with_exchanges(plain.exchanges());
         const int64_t page = wanted_.memory.symmetric ? kSymmetricPage : 1;
         const int64_t arena = (program.bytes().arena + page - 1) / page * page;
         result.push_back({depth, keep, std::move(program), arena});
@@ -250,6 +305,7 @@ class Search {
   int64_t ranks_;
   PlanOptions options_;
   bool network_known_;
+  bool speed_known_;
   c10::DeviceType target_{};
 };
 
@@ -268,16 +324,31 @@ int64_t budget_of(const Configuration& configuration, const PlanOptions& options
   return memory->total - memory->used;
 }
 
-/// The largest value that fits, at least `least`, which does.
-template <class Fits>
-int64_t largest(int64_t least, Fits fits) {
-  int64_t high = least;
-  while (high < (int64_t{1} << 24) && fits(2 * high)) high *= 2;
-  int64_t low = high;
-  high *= 2;
-  while (high - low > std::max<int64_t>(1, low / 64)) {
-    const int64_t middle = (low + high) / 2;
-    (fits(middle) ? low : high) = middle;
+// Note [How the largest inputs are found]
+// Each value that is tried costs a dry run. Bytes are almost a straight line over batch and length,
+// so the next value is where the line through two of them reaches the budget; every third time, and
+// where the line leads nowhere, it is twice the last one, or the middle of what is left.
+
+/// Returns the largest value whose `bytes` are within the budget, to 1/64, at least `least`, whose
+/// bytes are.
+template <class Bytes>
+int64_t largest(int64_t least, int64_t budget, const Bytes& bytes) {
+  int64_t low = least, high = std::max(2 * least, int64_t{1} << 25);
+  int64_t at_low = bytes(low), next = 2 * low;
+  for (int tries = 1; high - low > std::max<int64_t>(1, low / 64); ++tries) {
+    const int64_t found = bytes(next);
+    const double slope = static_cast<double>(found - at_low) / static_cast<double>(next - low);
+    if (found <= budget) {
+      low = next;
+      at_low = found;
+    } else {
+      high = next;
+    }
+    const double room = static_cast<double>(budget - at_low) / std::max(slope, 1e-9);
+    const bool leads = tries % 3 != 0 && room < static_cast<double>(high - low);
+    const int64_t step = leads ? std::llround(room) : std::min(low, (high - low) / 2);
+    const int64_t least_step = std::max<int64_t>(1, low / 64);
+    next = std::clamp(low + std::max(step, least_step), low + 1, high - 1);
   }
   return low;
 }
@@ -299,20 +370,21 @@ Configuration within_budget(
 Room room_in_budget(const Configuration& configuration, int64_t ranks, const PlanOptions& options) {
   const int64_t budget = budget_of(configuration, options);
   const Search search(configuration, ranks, options);
-  const auto fits = [&](auto change, int64_t value) {
+  const auto bytes_with = [&](auto change, int64_t value) {
     auto tried = configuration;
     change(tried, value);
-    return search.bytes_of(tried) <= budget;
+    return search.bytes_of(tried);
   };
   // Ranks that share sequences need some lengths.
   const int64_t multiple = sequence_multiple_of(configuration);
   const auto whole = [&](int64_t seq) { return seq / multiple * multiple; };
   Room room;
-  room.batch = largest(configuration.data.batch, [&](int64_t batch) {
-    return fits([](Configuration& tried, int64_t value) { tried.data.batch = value; }, batch);
+  room.batch = largest(configuration.data.batch, budget, [&](int64_t batch) {
+    return bytes_with([](Configuration& tried, int64_t value) { tried.data.batch = value; }, batch);
   });
-  room.seq = largest(configuration.data.seq, [&](int64_t seq) {
-    return fits([&](Configuration& tried, int64_t value) { tried.data.seq = whole(value); }, seq);
+  room.seq = largest(configuration.data.seq, budget, [&](int64_t seq) {
+    return bytes_with(
+        [&](Configuration& tried, int64_t value) { tried.data.seq = whole(value); }, seq);
   });
   room.seq = whole(room.seq);
   return room;

@@ -15,6 +15,12 @@ int64_t Ledger::planned() const {
   return sum;
 }
 
+int64_t Ledger::counted() const {
+  int64_t sum = 0;
+  for (const auto& entry : entries) sum += entry.note == kAssumed ? 0 : entry.planned;
+  return sum;
+}
+
 std::optional<int64_t> Ledger::measured() const {
   std::optional<int64_t> sum;
   for (const auto& entry : entries) {

@@ -10,6 +10,9 @@
 
 namespace sherd {
 
+/// The note of an entry that can't be counted in advance.
+inline constexpr const char* kAssumed = "assumed";
+
 /// The uses of a device's memory by name: bytes as planned before the first step, and as measured.
 struct SHERD_API Ledger {
   /// One use of memory.
@@ -23,6 +26,8 @@ struct SHERD_API Ledger {
 
   /// Returns the sum of the planned bytes.
   int64_t planned() const;
+  /// Returns the sum of those that were counted, and not assumed.
+  int64_t counted() const;
   /// Returns the sum of the measured entries; nothing if none was measured.
   std::optional<int64_t> measured() const;
   /// Returns the entry of a name; adds one if there is none.

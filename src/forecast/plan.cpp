@@ -8,10 +8,12 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "configuration/byte_size.h"
 #include "configuration/setup.h"
+#include "device/device_memory.h"
 #include "files/parse_json.h"
 #include "forecast/budget.h"
 #include "forecast/device_constants.h"
@@ -136,6 +138,20 @@ std::vector<std::pair<std::string, std::string>> facts_of(
   return facts;
 }
 
+/// The model's own unit, the last, was measured with all others inside it.
+std::vector<int64_t> without_inner_units(std::vector<int64_t> saved) {
+  const int64_t inner = std::accumulate(saved.begin(), saved.end() - 1, int64_t{0});
+  saved.back() = std::max<int64_t>(0, saved.back() - inner);
+  return saved;
+}
+
+int64_t memory_of_device(const PlanOptions& options, c10::DeviceType target) {
+  if (options.network && options.network->device.memory > 0) return options.network->device.memory;
+  if (target != c10::DeviceType::CUDA) return 0;
+  const auto memory = device_memory(c10::Device(c10::kCUDA, 0));
+  return memory ? memory->total : 0;
+}
+
 RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOptions& options) {
   const auto target = target_of(configuration, options);
   auto rehearsal = dry_run(configuration, ranks, target);
@@ -150,7 +166,10 @@ RunPlan plan_one(const Configuration& configuration, int64_t ranks, const PlanOp
       ranks == 1 ? " rank" : " ranks");
   plan.facts = facts_of(configuration, ranks, plan.program);
   plan.ledger = std::move(ledger);
-  plan.saved_activations = rehearsal.saved_activations;
+  plan.saved_activations = without_inner_units(rehearsal.saved_activations);
+  plan.flops_per_token = rehearsal.flops_per_token;
+  plan.device_tflops = options.network ? options.network->device.tflops : 0;
+  plan.device_memory = memory_of_device(options, target);
   plan.traffic = traffic_of_step(plan.program, costs.costs.network);
   plan.times_from = costs.from;
   if (costs.from.empty()) return plan;

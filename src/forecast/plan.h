@@ -69,14 +69,20 @@ struct SHERD_API RunPlan {
   int64_t ranks = 1;                                         ///< number of ranks
   std::string device{};                                      ///< "cuda" or "cpu"
   Program program;
-  Ledger ledger{};                           ///< memory of a rank
-  std::vector<int64_t> saved_activations{};  ///< by unit: bytes left for the backward
-  std::vector<AxisTraffic> traffic{};        ///< collectives of a step
-  std::vector<UnitTime> times{};             ///< by unit; empty if unknown
-  std::string times_from{};                  ///< source of the times; empty if unknown
-  std::optional<Timeline> timeline{};        ///< a step; empty if no times are known
-  double tokens_per_second = 0;              ///< of one rank
-  std::vector<WorldPlan> worlds{};           ///< PlanOptions::worlds
+  Ledger ledger{};  ///< memory of a rank
+  /// By unit, without those inside it: bytes left for the backward.
+  std::vector<int64_t> saved_activations{};
+  std::vector<AxisTraffic> traffic{};  ///< collectives of a step
+  std::vector<UnitTime> times{};       ///< by unit; empty if unknown
+  std::string times_from{};            ///< source of the times; empty if unknown
+  std::optional<Timeline> timeline{};  ///< a step; empty if no times are known
+  double tokens_per_second = 0;        ///< of one rank
+  double flops_per_token = 0;          ///< model operations, without recomputation
+  double device_tflops = 0;            ///< speed of the network file's device; 0: unknown
+  /// Memory of the device that a rank has: the network file's, or else this machine's GPU. 0:
+  /// unknown.
+  int64_t device_memory = 0;
+  std::vector<WorldPlan> worlds{};  ///< PlanOptions::worlds
 
   /// Returns the plan as text.
   std::string to_text() const;

@@ -24,6 +24,35 @@ std::string arena_text(const ProgramBytes& bytes) {
       byte_text(bytes.bound).c_str());
 }
 
+/// Whether a rank's memory is enough, and with how much to spare.
+std::string verdict(const RunPlan& plan) {
+  if (plan.device_memory == 0) {
+    return "whether it fits is not known: give --network with [device] memory";
+  }
+  const auto capacity = byte_text(plan.device_memory);
+  const int64_t planned = plan.ledger.planned();
+  const int64_t assumed = planned - plan.ledger.counted();
+  auto text = planned <= plan.device_memory ? "fits a device of " + capacity + ", and leaves " +
+                                                  byte_text(plan.device_memory - planned)
+                                            : "does not fit a device of " + capacity + ", by " +
+                                                  byte_text(planned - plan.device_memory);
+  if (assumed > 0) text += " (" + byte_text(assumed) + " of the plan are assumed)";
+  return text;
+}
+
+std::string speed_text(const RunPlan& plan) {
+  auto text = format_text(
+      "%.0f tokens/s per rank, %.0f of all ranks", plan.tokens_per_second,
+      plan.tokens_per_second * static_cast<double>(plan.ranks));
+  if (plan.device_tflops > 0) {
+    const double tflops = plan.flops_per_token * plan.tokens_per_second / 1e12;
+    text += format_text(
+        "\n  a rank: %.0f TFLOP/s of model operations, %.1f %% of the device's %.0f", tflops,
+        100 * tflops / plan.device_tflops, plan.device_tflops);
+  }
+  return text;
+}
+
 /// What units of one name but for its number have in common is said once.
 std::string kind_of(const std::string& unit) {
   std::string kind;
@@ -125,7 +154,7 @@ nlohmann::ordered_json arena_json(const Program& program) {
 
 std::string RunPlan::to_text() const {
   std::ostringstream out;
-  out << title << '\n';
+  out << title << ": " << verdict(*this) << '\n';
   for (const auto& [name, value] : facts)
     out << format_text("  %-28s%s\n", name.c_str(), value.c_str());
   out << "\nmemory of a rank\n" << ledger.to_text() << "  " << arena_text(program.bytes()) << '\n';
@@ -154,9 +183,9 @@ std::string RunPlan::to_text() const {
   }
   if (timeline) {
     out << format_text(
-        "\na step takes %s: compute %s, waiting for collectives %s; %.0f tokens/s per rank\n",
+        "\na step takes %s: compute %s, waiting for collectives %s; %s\n",
         time_text(timeline->seconds).c_str(), time_text(timeline->compute).c_str(),
-        time_text(timeline->exposed_total()).c_str(), tokens_per_second);
+        time_text(timeline->exposed_total()).c_str(), speed_text(*this).c_str());
     out << "  times: " << times_from << '\n';
   }
   if (!worlds.empty()) out << "\nranks        memory        step     exposed   tokens/s per rank\n";
@@ -186,6 +215,10 @@ std::string RunPlan::to_json(bool with_program) const {
     json["ledger"].push_back(entry(one.name, one.planned, one.measured));
   }
   json["total"] = entry(nullptr, ledger.planned(), ledger.measured());
+  json["counted"] = ledger.counted();
+  json["device_memory"] = device_memory > 0 ? nlohmann::json(device_memory) : nullptr;
+  json["tokens_per_second"] = tokens_per_second * static_cast<double>(ranks);
+  json["tflops"] = flops_per_token * tokens_per_second / 1e12;
   json["arena"] = arena_json(program);
   json["timeline"] = timeline_json(*this);
   json["units"] = nlohmann::json::array();

@@ -154,7 +154,7 @@ Ledger planned_ledger(const Rehearsal& rehearsal, c10::DeviceType target, int64_
   const auto assumed = [&](const char* name, int64_t planned) {
     auto& entry = ledger.at(name);
     entry.planned = planned;
-    entry.note = "assumed";
+    entry.note = kAssumed;
   };
   assumed("kernel workspaces", kWorkspaceBytes);
   const int64_t communicators = ranks > 1 ? communicators_of(rehearsal) : 0;

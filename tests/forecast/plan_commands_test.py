@@ -118,8 +118,18 @@ def says_all(sherd):
     """To people: memory by name, collectives, and the step's seconds."""
     words = ["8b.toml", "--world", 8, "--network", H200]
     text, plan = sherd.text(*words), sherd.plan(*words)
-    assert text.startswith("llama, 8.03 B parameters, 8 ranks\n"), text
+    title = "llama, 8.03 B parameters, 8 ranks: "
+    first = text.splitlines()[0]
+    fits = re.fullmatch(title + r"fits a device of 139 GiB, and leaves ([\d.]+) GiB \(([\d.]+) GiB of the plan are assumed\)", first)
+    assert fits, first
+    planned, assumed = plan["total"]["planned"], sum(one["planned"] for one in plan["ledger"] if one["name"] in ASSUMED)
+    assert plan["device_memory"] == 139 * GiB and plan["counted"] == planned - assumed, plan["device_memory"]
+    assert abs(float(fits[1]) - (139 - planned / GiB)) < 0.06 and abs(float(fits[2]) - assumed / GiB) < 0.06, first
     memory = memory_of(text)
+    # The model's own unit counts without those inside it: together they are what a pass keeps.
+    kept = sum(unit["activations"] for unit in plan["units"])
+    activations = next(one["planned"] for one in plan["ledger"] if one["name"] == "activations")
+    assert 0.5 * activations < kept <= activations, (kept, activations)
     assert list(memory) == [*COUNTED, *ASSUMED, "total"], text
     for entry in [*plan["ledger"], dict(plan["total"], name="total")]:
         number, unit = memory[entry["name"]].split()
@@ -130,6 +140,11 @@ def says_all(sherd):
     assert {name: value.split()[0] for name, value in collectives_of(text).items()} == {
         "all_gather over dp": "68", "reduce_scatter over dp": "34"}, text
     assert f"a step takes {plan['timeline']['seconds'] * 1e3:.2f} ms: " in text, text
+    each = 8192 / plan["timeline"]["seconds"]
+    assert f"; {each:.0f} tokens/s per rank, {8 * each:.0f} of all ranks\n" in text, text
+    assert math.isclose(plan["tokens_per_second"], 8 * each, rel_tol=1e-9), plan["tokens_per_second"]
+    share = re.search(r"\n  a rank: (\d+) TFLOP/s of model operations, ([\d.]+) % of the device's 611\n", text)
+    assert abs(float(share[2]) - 100 * plan["tflops"] / 611) < 0.06 and 90 < float(share[2]) < 100, text
     assert "\n  times: matrix products at the device's speed, an estimate; network: H200, NVLink 4" in text, text
     assert re.search(r"\n +32 x layer# .* ms .* ms ", text), text
 
@@ -141,6 +156,9 @@ def says_all(sherd):
     # Without a network there are no seconds; memory stays.
     text = sherd.text(*words[:3])
     assert "a step takes" not in text and memory_of(text) == memory and " ms" not in text, text
+    assert text.splitlines()[0] == title + "whether it fits is not known: give --network with [device] memory", text
+    large = sherd.text(*words, *settings(data__batch=8)).splitlines()[0]
+    assert re.match(title + r"does not fit a device of 139 GiB, by [\d.]+ GiB \(", large), large
     plan = sherd.plan(*words[:3])
     assert plan["timeline"] is None and all(unit["forward"] == unit["exposed"] == 0 for unit in plan["units"]), plan
     # A world of one, where neither the file nor anybody else says how many.
@@ -226,6 +244,21 @@ def is_quick(program, place):
     assert "406 B parameters, 16384 ranks" in plan["title"] and len(plan["units"]) == 129, plan["title"]
     check(plan)
     return taken
+
+
+def searches_quickly(program):
+    """The search of the example: thousands of arrangements of 16,384 ranks."""
+    example = NETWORKS.parent / "examples" / "llama3_405b.toml"
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([program, "plan", example, "--world", "16384", "--search", "--json", "--network",
+                           NETWORKS / "h100_nvlink_infiniband.toml"], check=True, timeout=300, capture_output=True, env=ENVIRONMENT)
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken = end.ru_utime - begin.ru_utime + end.ru_stime - begin.ru_stime
+    found = json.loads(done.stdout)
+    assert len(found["rows"]) == 10 and found["slower"]["count"] + found["too_large"]["count"] > 1000, found
+    assert found["too_large"]["least"] > found["memory"], found["too_large"]
+    assert taken < 60, taken
+    print(f"the search of Llama-3-405B on 16,384 ranks took {taken:.1f} s")
 
 
 def shards(sherd):
@@ -398,6 +431,15 @@ def keeps_budget(sherd):
     page = ["--html", "budget.html"]
     sherd.refused([*words, *page, *settings(memory__budget="2GiB")], 'memory.budget = "2GiB"', "too small", *needs, "data.seq")
     sherd.refused([*words, *page, *settings(memory__budget="24GiB")], 'memory.budget = "24GiB"', *needs, "fits on 16 ranks")
+    # Smaller inputs, with what they cost; both fit as they are proposed.
+    tight = dict(train__recompute="full", shard__prefetch=0)
+    for given, proposed in ((dict(data__batch=4), dict(data__batch=1, data__micro_batches=4)), ({}, dict(data__seq=4096))):
+        less = sherd.plan(*words, *settings(**tight, **proposed))
+        budget = less["total"]["planned"]
+        said = (f"{budget / GiB:.1f} GiB and ", " a step (", " tokens/s per rank)",
+                " It fits with data.batch = 1, " + ", ".join(f"{key.replace('__', '.')} = {value}" for key, value in proposed.items()
+                                                               if key != "data__batch"))
+        sherd.refused([*words, *page, *settings(**given, memory__budget=str(budget))], "too small", *said)
     sherd.refused([*words, *page, *settings(memory__budget="28GiB", shard__strategy="optim")], "least", "8 ranks",
                   'shard.strategy = "optim_grads_params"', needs[0], "which fits")
 
@@ -482,6 +524,8 @@ def main():
             return check(Sherd(server, folder))
 
         quickest = is_quick(program, place)  # with nothing beside it
+        if ALL:
+            searches_quickly(program)
         with (Browser(place / "profile") as browser, ForkServer(server, ENVIRONMENT) as server,
               concurrent.futures.ThreadPoolExecutor(2) as two):
             def draws_in_browser(sherd):
