@@ -15,6 +15,7 @@
 #include "device/device_memory.h"
 #include "device/kernel_profile.h"
 #include "device/timing.h"
+#include "forecast/device_room.h"
 #include "forecast/graphed_steps.h"
 #include "forecast/memory_probe.h"
 #include "shard/diagnostics/recording.h"
@@ -42,12 +43,23 @@ Batch random_batch(const Configuration& configuration, c10::Device device) {
   return batch;
 }
 
+World world_alone(const Configuration& configuration) {
+  auto device = configuration;
+  device.device.emulate = 0;
+  device.device.network.reset();
+  return world_of(device);
+}
+
 /// A run's steps in a world that isn't there.
 class RehearsalRun {
  public:
-  RehearsalRun(const Configuration& configuration, int64_t ranks, const RehearseOptions& options)
+  RehearsalRun(
+      const World& alone,
+      const Configuration& configuration,
+      int64_t ranks,
+      const RehearseOptions& options)
       : configuration_(configuration),
-        alone_(world_alone(configuration)),
+        alone_(alone),
         probe_(alone_.device()),
         world_(emulated(configuration, ranks, options)),
         model_(model_of(configuration, mesh_of(configuration, world_))),
@@ -129,12 +141,6 @@ class RehearsalRun {
   /// Blocks until the device is done.
   double finish() const { return optimizer_.gradient_norm(); }
 
-  static World world_alone(const Configuration& configuration) {
-    auto device = configuration;
-    device.device.emulate = 0;
-    device.device.network.reset();
-    return world_of(device);
-  }
   World emulated(
       const Configuration& configuration, int64_t ranks, const RehearseOptions& options) const {
     Emulation emulation{.size = ranks, .device = alone_.device()};
@@ -160,9 +166,13 @@ RehearsedWorld rehearse_one(
   const auto say = [&](const std::string& line) {
     if (options.say) options.say(line);
   };
-  PlanOptions planning{.ranks = ranks, .network = options.network};
-  auto plan = plan_run(configuration, planning);
-  RehearsalRun stage(plan.configuration, ranks, options);
+  const auto alone = world_alone(configuration);
+  const auto device = alone.device();
+  auto plan = plan_run(
+      configuration,
+      {.ranks = ranks, .network = options.network, .device = device.is_cuda() ? "cuda" : "cpu"});
+  check_room("train.rehearse", plan.ledger, plan.configuration, ranks, device);
+  RehearsalRun stage(alone, plan.configuration, ranks, options);
   say(c10::str("a world of ", ranks, ": warming up"));
   const auto begin = Clock::now();
   do {

@@ -50,7 +50,8 @@ struct RehearsedWorld {
 
 /// Runs real steps on this device as one rank of an emulated world: real program and kernels, with
 /// collectives that take the time of the given network. Tokens are random, so losses mean nothing.
-/// Returns one result for each of options.worlds. Throws for models of kind "vlm".
+/// Returns one result for each of options.worlds. Throws for models of kind "vlm", and before it
+/// allocates anything if a run's plan needs more memory than the device has free.
 SHERD_API std::vector<RehearsedWorld> rehearse(
     const Configuration& configuration, const RehearseOptions& options);
 
