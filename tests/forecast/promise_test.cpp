@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "configuration/optimizer.h"
 #include "configuration/setup.h"
 #include "forecast/rehearsal.h"
@@ -28,6 +30,7 @@ struct Case {
   std::string recompute = "none";
   int64_t keep_gathered = 0;
   ParallelSection parallel{};
+  int64_t outer = 1;
 };
 
 std::string name_of(const Case& one) {
@@ -35,7 +38,7 @@ std::string name_of(const Case& one) {
          std::to_string(one.micro_batches) + " " + one.recipe + " " + one.memory + " " +
          one.recompute + " " + std::to_string(one.keep_gathered) + " cp " +
          std::to_string(one.parallel.cp) + " tp " + std::to_string(one.parallel.tp) + " ep " +
-         std::to_string(one.parallel.ep);
+         std::to_string(one.parallel.ep) + " outer " + std::to_string(one.outer);
 }
 
 /// The cases at each of four world sizes; those with ranks that share something where they divide
@@ -45,8 +48,31 @@ Case shared(Case one, const ParallelSection& parallel) {
   return one;
 }
 
-std::vector<Case> cases() {
+Case grouped(Case one, int64_t outer) {
+  one.outer = outer;
+  return one;
+}
+
+/// With SHERD_TEST_ALL alone, and what others have in common.
+std::vector<Case> further_cases() {
   return {
+      {"hybrid", "optim_grads_params", 1, 1, "bf16_o2", "planned", "selective"},
+      {"llama", "optim_grads_params", 1, 2, "fp8_wgrad16"},
+      {"llama", "optim_grads", 1, 1, "fp8_block"},
+      {"llama", "optim_grads_params", 2, 1, "mxfp8", "planned", "selective"},
+      {"vlm", "optim_grads", 1, 1, "fp32", "planned", "full"},
+      grouped({"moe", "optim_grads_params", 1, 2}, 2),
+      grouped(shared({"llama", "optim_grads", 1, 1, "bf16_o2"}, {.tp = 2}), 2),
+      shared({"moe", "optim_grads_params", 1, 2}, {.cp = 2, .tp = 2, .ep = 2}),
+      shared(
+          {"moe", "optim_grads_params", 1, 1, "bf16_o2", "planned", "full"},
+          {.cp = 2, .tp = 2, .ep = 4}),
+      shared({"hybrid", "optim_grads", 1, 1}, {.cp = 2, .tp = 2, .ep = 4}),
+  };
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all{
       {"llama", "no_shard"},
       {"llama", "optim"},
       {"llama", "optim_grads"},
@@ -76,7 +102,19 @@ std::vector<Case> cases() {
       shared({"moe", "optim", 1, 1, "bf16_o2"}, {.tp = 2, .ep = 2}),
       shared({"moe", "optim_grads_params"}, {.cp = 3, .ep = 3}),
       shared({"hybrid", "optim_grads_params", 1, 2}, {.cp = 2, .ep = 4}),
+      {"hybrid", "optim_grads_params", 1, 1, "fp32", "planned", "full"},
+      {"llama", "optim_grads_params", 1, 2, "fp8", "planned", "full"},
+      {"vlm", "optim_grads_params", 1, 2, "bf16_o2"},
+      grouped({"llama", "optim_grads_params", 1, 2}, 2),
   };
+  if (const char* every = std::getenv("SHERD_TEST_ALL"); every && std::string(every) == "1") {
+    for (auto& one : further_cases()) all.push_back(std::move(one));
+  }
+  return all;
+}
+
+bool is_fp8(const Case& one) {
+  return one.recipe.find("fp8") != std::string::npos;
 }
 
 Configuration configuration_of(const Case& one) {
@@ -103,9 +141,38 @@ Configuration configuration_of(const Case& one) {
   all.memory.kind = one.memory;
   all.precision.recipe = one.recipe;
   all.train.recompute = one.recompute;
+  all.shard.outer = one.outer;
+  if (one.outer > 1) all.shard.outer_strategy = "optim_grads";
+  if (is_fp8(one)) {  // whose blocks are 128 elements wide
+    all.model.dim = 128;
+    all.model.layers = 2;
+    all.model.ffn = 256;
+  }
+  if (one.model == "vlm") {
+    all.model.layers = 2;
+    all.model.image_size = 8;
+    all.model.patch = 4;
+    all.model.vision_dim = 16;
+    all.model.vision_layers = 2;
+    all.model.vision_heads = 2;
+    all.model.image_token = 1;
+  }
   all.device.kind = test_world().device().is_cuda() ? "cuda" : "cpu";
   all.model = resolved(all.model);
   return all;
+}
+
+/// As many images as the tokens can hold, at the same places in every run.
+Batch with_images(Batch batch, const ModelSection& model) {
+  if (model.kind != "vlm") return batch;
+  const auto numbers = batch.tokens.options();
+  const int64_t side = model.image_size / model.patch, patches = side * side;
+  const int64_t images = batch.tokens.size(0) * (batch.tokens.size(1) / patches);
+  batch.images =
+      at::zeros({images, 3, model.image_size, model.image_size}, numbers.dtype(at::kFloat));
+  batch.image_places = at::arange(images * patches, numbers);
+  batch.image_patches = at::arange(images * patches, numbers);
+  return batch;
 }
 
 /// `begun`: micro-batches of the step that were made before.
@@ -116,7 +183,8 @@ void step(
   for (int64_t i = begun; i < data.micro_batches; ++i) {
     const auto numbers = at::TensorOptions().dtype(at::kLong).device(device);
     const auto tokens = at::randint(configuration.model.vocab, {data.batch, data.seq}, numbers);
-    const auto loss = call(model, model.part_of(Batch{tokens, tokens}));
+    const auto batch = with_images(Batch{tokens, tokens}, configuration.model);
+    const auto loss = call(model, model.part_of(batch));
     (loss / 16).backward();
   }
   optimizer.step();
@@ -136,7 +204,7 @@ Activations activations_of(
   restart_cpu_peak();
   Recording recording(model, [] { return cpu_memory().live; });
   auto tokens = at::zeros({configuration.data.batch, configuration.data.seq}, numbers);
-  const auto batch = model.part_of(Batch{tokens, tokens.clone()});
+  const auto batch = model.part_of(with_images(Batch{tokens, tokens.clone()}, configuration.model));
   tokens.reset();
   optimizer.scale(call(model, batch) * 0.5).backward();
   return {recording.finish().saved_activations, cpu_memory().peak - before};
@@ -154,7 +222,9 @@ TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
   for (const auto& one : cases()) {
     SCOPED_TRACE(name_of(one));
     const auto& parallel = one.parallel;
-    if (world.size() % (parallel.cp * parallel.tp) != 0 || world.size() % parallel.ep != 0)
+    const int64_t group = world.size() / one.outer;
+    if (world.size() % one.outer != 0 || group % (parallel.cp * parallel.tp) != 0 ||
+        group % parallel.ep != 0)
       continue;
     const auto configuration = configuration_of(one);
     const auto planned = dry_run(configuration, world.size(), world.device().type(), world.rank());
