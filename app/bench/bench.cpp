@@ -5,12 +5,14 @@
 #include <c10/util/StringUtil.h>
 #include <torch/cuda.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "bench/power_meter.h"
 #include "bench/small_units.h"
+#include "configuration/axes.h"
 #include "device/peak_speed.h"
 #include "files/nearest_word.h"
 #include "forecast/rehearse.h"
@@ -65,6 +67,12 @@ void configure_tiny(Configuration& all) {
   all.model.ssm_chunk = 16;
   all.data.seq = 64;
   all.data.batch = 1;
+  if (all.precision.recipe == "fp8_block") {
+    all.model.dim = 128;
+    all.model.ffn = 256;
+  }
+  all.model.experts = std::max(all.model.experts, all.parallel.ep);
+  if (!all.memory.budget.empty()) all.memory.budget = "1GiB";
 }
 
 /// OLMoE-1B-7B.
@@ -128,6 +136,9 @@ const std::vector<Workload>& workloads() {
       {{"8b-fp8-block", "the same in fp8 with scales by blocks"},
        8,
        [](Configuration& changed) { changed.precision.recipe = "fp8_block"; }},
+      {{"8b-mxfp8", "the same in MXFP8, emulated"},
+       8,
+       [](Configuration& changed) { changed.precision.recipe = "mxfp8"; }},
       {{"8b-selective", "the same, selective recompute"},
        8,
        [](Configuration& changed) { changed.train.recompute = "selective"; }},
@@ -144,6 +155,35 @@ const std::vector<Workload>& workloads() {
        [](Configuration& changed) {
          configure_moe(changed);
          capture_graph(changed);
+       }},
+      {{"moe-recompute",
+        "the same, full recompute",
+        {"fsdp2_moe.py", "--compile", "--recompute", "full"}},
+       8,
+       [](Configuration& changed) {
+         configure_moe(changed);
+         changed.train.recompute = "full";
+       }},
+      {{"moe-selective", "the same, selective recompute"},
+       8,
+       [](Configuration& changed) {
+         configure_moe(changed);
+         changed.train.recompute = "selective";
+       }},
+      {{"moe-ep8", "the same, its experts on 8 ranks"},
+       8,
+       [](Configuration& changed) {
+         configure_moe(changed);
+         changed.parallel.ep = 8;
+       }},
+      {{"llama-128k-tp2-cp2",
+        "Llama-3-8B, sequence 131072 on 4 of the ranks, recomputed as far as memory needs it"},
+       8,
+       [](Configuration& changed) {
+         changed.data.seq = 131072;
+         changed.parallel.tp = 2;
+         changed.parallel.cp = 2;
+         changed.memory.budget = "auto";
        }},
       {{"small-units", "128 units with little to compute", {"fsdp2.py", "--units", "small"}},
        8,
@@ -322,7 +362,7 @@ BenchResult bench(const std::string& name, const BenchOptions& options) {
   result.allocated = world.allocated;
   result.reserved = world.reserved;
   const auto& data = configuration.data;
-  result.tokens = data.batch * data.seq * data.micro_batches;
+  result.tokens = data.batch * data.seq * data.micro_batches / sharing_ranks_of(configuration);
   result.seconds = world.seconds;
   result.host = world.host;
   result.steps = std::move(world.steps);

@@ -15,8 +15,10 @@ POSITIVE = ["ranks", "tokens", "seconds", "tokens_per_second", "tflops", "limit_
 MAYBE = ["joules", "watts", "sm_mhz"]  # null where nothing measures them
 # What Sherd allocates itself; what else a device holds is known on a GPU only.
 OWN = ["model weights", "main weights", "main gradients", "optimizer state", "arena", "control"]
+ALL = os.environ.get("SHERD_TEST_ALL") == "1"
 VARIANTS = ["8b", "8b-graph", "8b-recompute", "8b-fp8", "8b-fp8-graph", "8b-fp8-recompute", "8b-fp8-wgrad16", "8b-fp8-block",
-            "8b-selective", "8layers", "moe", "moe-graph", "small-units", "small-units-graph", "hybrid", "hybrid-graph",
+            "8b-mxfp8", "8b-selective", "8layers", "moe", "moe-graph", "moe-recompute", "moe-selective", "moe-ep8",
+            "llama-128k-tp2-cp2", "small-units", "small-units-graph", "hybrid", "hybrid-graph",
             "hybrid-selective", "hybrid-recompute", "hybrid-fp8"]
 
 
@@ -46,6 +48,21 @@ def check(one, name):
         assert entries[key]["planned"] == entries[key]["measured"] > 0, entries[key]
     assert entries["activations"]["planned"] > 0, entries
     assert memory["planned"] == memory["measured"] == sum(entries[key]["measured"] for key in OWN), memory
+
+
+def check_sharing(out):
+    """Ranks that share experts and sequences, and on request all variants that a CPU can run."""
+    names = ["moe-ep8", "llama-128k-tp2-cp2"]
+    if ALL:
+        names += ["8b-fp8", "8b-fp8-wgrad16", "8b-fp8-block", "8b-mxfp8", "8b-fp8-recompute", "moe-recompute", "moe-selective",
+                  "hybrid-selective", "hybrid-fp8"]
+    done = bench("--quick", "--only", ",".join(names), "--steps", "3", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    every = json.loads(out.read_text())["variants"]
+    assert [one["name"] for one in every] == names, every
+    for one in every:
+        check(one, one["name"])
+    assert every[0]["tokens"] == 64 and every[1]["tokens"] == 64 // 4, every  # of a rank
 
 
 def check_peer(one):
@@ -115,6 +132,7 @@ def main():
         # A variant that fails is said so, and makes an exit code.
         done = bench("--quick", "--only", "8b", "--network", "nowhere.toml")
         assert done.returncode == 1 and "nowhere.toml" in done.stderr and "8b: failed" in done.stderr, done
+        check_sharing(out)
         check_peers(out)
     print("two variants measured, an unknown one refused, three compared with their peers")
 
