@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What share of a copy's bandwidth the fused kernels reach at the shapes of an 8 B model:
-// fused_ops [SECONDS OF WARM-UP] [DEVICE]. Counts the bytes that must move, each once.
+// fused_ops [SECONDS OF WARM-UP] [DEVICE] [fp8|dense|experts|mamba]. Counts the bytes that must
+// move, each once.
 #include <ATen/ATen.h>
 #include <torch/cuda.h>
 
@@ -19,10 +20,14 @@
 #include "kernels/nn/cross_entropy.h"
 #include "kernels/nn/embedding.h"
 #include "kernels/nn/gated_norm.h"
+#include "kernels/nn/grouped_product.h"
 #include "kernels/nn/rms_norm.h"
 #include "kernels/nn/rope.h"
+#include "kernels/nn/routing.h"
 #include "kernels/nn/state_space.h"
+#include "kernels/nn/sum_rows.h"
 #include "kernels/nn/swiglu.h"
+#include "kernels/nn/weighted_swiglu.h"
 
 namespace {
 
@@ -63,6 +68,18 @@ void report(const std::string& name, int64_t bytes, const std::function<void(siz
   std::printf(
       "%-44s %8.1f us %7.1f GB/s %4.0f %% of the copy\n", name.c_str(), taken * 1e6, rate / 1e9,
       100 * rate / copy_rate);
+  std::fflush(stdout);
+}
+
+void report_product(
+    const std::string& name,
+    double operations,
+    const std::function<void(size_t)>& run,
+    const char* remark = "") {
+  const double taken = time_of(run);
+  std::printf(
+      "%-44s %8.1f us %7.1f TFLOP/s %s\n", name.c_str(), taken * 1e6, operations / taken / 1e12,
+      remark);
   std::fflush(stdout);
 }
 
@@ -235,6 +252,61 @@ void measure_mamba() {
   });
 }
 
+/// Of a layer of OLMoE-1B-7B with half the tokens, on tokens that choose their experts at random.
+void measure_experts() {
+  const int64_t narrow = dim / 2, width = ffn / 14, experts = 64, chosen = 8;
+  const int64_t rows = tokens * chosen, row = 2 * rows * width;
+  const auto logits = wide_empty({tokens, experts}).normal_();
+  const auto routing = sherd::route(logits, chosen);
+  const auto d_weight = wide_empty({rows}).normal_(), weight_gradient = wide_empty({rows});
+  const auto balance = at::ones({}, logits.options());
+  const auto loads = sherd::expert_loads(routing, 1);
+  const int64_t scores = 4 * tokens * experts, places = tokens * chosen * 5 * 4;
+  report("routing", scores + scores + places, [&](size_t) { sherd::route(logits, chosen); });
+  report("balance of experts", scores + places, [&](size_t) {
+    sherd::balance_loss(routing, sherd::expert_loads(routing, 1));
+  });
+  report("routing, backward", 2 * scores + places, [&](size_t) {
+    sherd::routing_gradient(routing, d_weight, balance, loads);
+  });
+
+  const auto x = sets({rows, narrow}), gate_up = sets({rows, 2 * width}),
+             activation = sets({rows, width}), d_gate_up = sets({rows, 2 * width}),
+             y = sets({tokens, narrow});
+  const auto up = narrow_random({experts, 2 * width, narrow}),
+             down = narrow_random({experts, narrow, width});
+  const auto d_up = wide_empty({experts, 2 * width, narrow}).zero_();
+  const auto operations = 2.0 * static_cast<double>(rows) * static_cast<double>(narrow * width);
+  report_product("gate and up of all experts", 2 * operations, [&](size_t i) {
+    sherd::grouped_product(x[i], up, routing.end_E);
+  });
+  report_product("down of all experts", operations, [&](size_t i) {
+    sherd::grouped_product(activation[i], down, routing.end_E);
+  });
+  report_product("gate and up, input gradient", 2 * operations, [&](size_t i) {
+    sherd::grouped_input_gradient(gate_up[i], up, routing.end_E);
+  });
+  for (const bool add : {false, true}) {
+    const char* name =
+        add ? "gate and up, weight gradient, added" : "gate and up, weight gradient, set";
+    report_product(name, 2 * operations, [&](size_t i) {
+      sherd::grouped_weight_gradient({gate_up[i], x[i], routing.end_E, d_up, add});
+    });
+  }
+
+  const auto& weight = routing.weight_R;
+  report("weighted swiglu", 3 * row, [&](size_t i) {
+    sherd::weighted_swiglu_forward(gate_up[i], weight, activation[i]);
+  });
+  report("weighted swiglu, backward", 6 * row, [&](size_t i) {
+    sherd::weighted_swiglu_backward(
+        {gate_up[i], weight, activation[i], d_gate_up[i], weight_gradient});
+  });
+  report("sum of each token's rows", 2 * (rows + 2 * tokens) * narrow, [&](size_t i) {
+    sherd::sum_rows({x[i], routing.row_TK, y[i], y[i]});
+  });
+}
+
 // ---- fp8 ----------------------------------------------------------------------------------------
 
 void measure_fp8_encoders() {
@@ -298,12 +370,10 @@ void measure_fp8_weights() {
 void measure_fp8_product(
     const char* name, const sherd::ScaledProduct& product, const char* remark = "") {
   const auto [rows, inner] = std::pair(product.a.values.size(0), product.a.values.size(1));
-  const double taken = time_of([&](size_t) { sherd::scaled_product(product); });
   const double operations = 2.0 * static_cast<double>(rows) * static_cast<double>(inner) *
                             static_cast<double>(product.b.values.size(0));
-  std::printf(
-      "%-44s %8.1f us %7.1f TFLOP/s %s\n", name, taken * 1e6, operations / taken / 1e12, remark);
-  std::fflush(stdout);
+  report_product(
+      name, operations, [&](size_t) { sherd::scaled_product(product); }, remark);
 }
 
 void measure_fp8_products() {
@@ -342,18 +412,25 @@ int main(int argc, char** argv) {
   if (device.is_cpu()) {  // to see that it runs
     tokens = 16;
     dim = 128;
-    ffn = 256;
+    ffn = 448;
     vocab = 1000;
     chunk = 8;
   }
+  const std::string only = argc > 3 ? argv[3] : "";
+  const auto measures = [&](const char* what) { return only.empty() || only == what; };
   measure_copy();
-  measure_fp8_encoders();
-  measure_fp8_weights();
-  measure_fp8_products();
-  measure_rms_norm();
-  measure_rope();
-  measure_swiglu();
-  measure_cross_entropy();
-  measure_embedding();
-  measure_mamba();
+  if (measures("fp8")) {
+    measure_fp8_encoders();
+    measure_fp8_weights();
+    measure_fp8_products();
+  }
+  if (measures("dense")) {
+    measure_rms_norm();
+    measure_rope();
+    measure_swiglu();
+    measure_cross_entropy();
+    measure_embedding();
+  }
+  if (measures("experts")) measure_experts();
+  if (measures("mamba")) measure_mamba();
 }
