@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sherd/comm/mesh.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
@@ -41,6 +43,37 @@ void check_axes(const std::vector<Axis>& axes) {
   }
 }
 
+/// Throws on all ranks unless they make the same mesh: a rank would wait for others to join in
+/// opening an axis that these don't have.
+void agree_on_axes(const World& world, const std::vector<Axis>& axes) {
+  auto& communicator = world.communicator();
+  if (world.size() == 1 || world.launcher() == Launcher::emulated) return;
+  // As in new_communicator().
+  const c10::impl::ForceDispatchKeyGuard no_scopes(
+      c10::default_included_set, c10::default_excluded_set);
+  const auto text = to_text(axes);
+  constexpr size_t kMostBytes = 160;
+  const auto mine = at::zeros({static_cast<int64_t>(kMostBytes)}, at::kByte);
+  std::copy_n(text.begin(), std::min(text.size(), kMostBytes), mine.mutable_data_ptr<uint8_t>());
+  const auto device = world.device();
+  auto all = at::empty({world.size(), mine.numel()}, mine.options().device(device));
+  communicator.all_gather(all.view(-1), mine.to(device)).synchronize();
+  const auto said = all.cpu();
+  const auto text_of = [&](int64_t rank) {
+    const auto* bytes = reinterpret_cast<const char*>(said[rank].const_data_ptr<uint8_t>());
+    return std::string(bytes, std::find(bytes, bytes + kMostBytes, '\0'));
+  };
+  const auto first = text_of(0);
+  for (int64_t rank = 1; rank < world.size(); ++rank) {
+    const auto other = text_of(rank);
+    TORCH_CHECK_VALUE(
+        other == first, "[comm.mesh] rank 0 makes a mesh of ", first, ", rank ", rank, " one of ",
+        other,
+        ": all ranks must make the same meshes in the same order (the same sizes of "
+        "data-parallel groups, cp, tp and ep)");
+  }
+}
+
 }  // namespace
 
 Mesh::Mesh(World world, std::vector<Axis> axes) : world_(std::move(world)), axes_(std::move(axes)) {
@@ -48,6 +81,7 @@ Mesh::Mesh(World world, std::vector<Axis> axes) : world_(std::move(world)), axes
   TORCH_CHECK_VALUE(
       !axes_.empty() && size() == world_.size(), "[comm.mesh] the axes ", to_text(axes_), " make ",
       size(), " ranks, but the world has ", world_.size(), ": their sizes must multiply to it");
+  agree_on_axes(world_, axes_);
   int64_t stride = world_.size();
   for (const auto& axis : axes_) {
     stride /= axis.size;

@@ -4,6 +4,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
+#include <numeric>
+
 #include "comm/expected.h"
 
 namespace sherd {
@@ -107,6 +111,58 @@ TEST(MeshTest, RefusesAxesThatDoNotFitTheWorld) {
       refusal({{"dp", test_world().size()}, {"dp", 1}}).find("appears twice"), std::string::npos);
   EXPECT_NE(refusal({{"dp", 0}}).find("size 0"), std::string::npos);
   EXPECT_NE(refusal({}).find("the world has"), std::string::npos);
+}
+
+/// Asserts that this rank gets an error soon that says all of this.
+void expect_soon(const std::vector<std::string>& parts, const std::function<void()>& run) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    run();
+    ADD_FAILURE() << parts.front();
+  } catch (const c10::ValueError& error) {
+    const std::string text = error.what_without_backtrace();
+    for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST(MeshTest, ARankThatMakesAnotherMeshIsNamedOnAllRanks) {
+  const int64_t size = test_world().size();
+  if (size == 1 || is_emulated()) return;
+  const bool odd = test_world().rank() == size - 1;
+  // At 4 ranks those with dp 2 × tp 2 would wait for the one with dp 1 × tp 4 in one axis or the
+  // other.
+  const int64_t tp = size % 2 == 0 ? size / 2 : 1;
+  expect_soon(
+      {"[comm.mesh] rank 0 makes a mesh of dp=" + std::to_string(size / tp) +
+           " × tp=" + std::to_string(tp) + ", rank " + std::to_string(size - 1) +
+           " one of dp=1 × tp=" + std::to_string(size),
+       "the same sizes of data-parallel groups, cp, tp and ep"},
+      [&] {
+        Mesh(test_world(), {{"dp", odd ? 1 : size / tp}, {"tp", odd ? size : tp}});
+      });
+  expect_soon({"tp=" + std::to_string(size), "cp=" + std::to_string(size)}, [&] {
+    Mesh(test_world(), {{odd ? "cp" : "tp", size}});
+  });
+  // The world goes on.
+  EXPECT_EQ(
+      std::ssize(members(Mesh(test_world(), two_axes()).communicator("dp"))),
+      size / two_axes()[0].size);
+}
+
+TEST(MeshTest, ListsThatDivideTheRanksOtherwiseAreErrorsOnAllRanks) {
+  const int64_t size = test_world().size(), rank = test_world().rank();
+  if (size == 1 || is_emulated()) return;
+  std::vector<int64_t> list(static_cast<size_t>(size));
+  std::iota(list.begin(), list.end(), int64_t{0});
+  // The last rank is alone, but the others count on it; at 4 ranks two of them do.
+  if (rank == size - 1)
+    list = {rank};
+  else if (size == 4)
+    list = rank == 2 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{0, 1};
+  expect_soon(
+      {"split", "'odd'", "passed a"}, [&] { test_world().communicator().split(list, "odd"); });
+  EXPECT_EQ(test_world().communicator().split({rank}, "alone")->size(), 1);
 }
 
 }  // namespace

@@ -148,8 +148,8 @@ class SHERD_API Communicator {
   /// device memory (some 250 MiB on an H200). One thread of the process at a time.
   ///
   /// Throws c10::ValueError for a list that is empty, has repeats or numbers out of range, or lacks
-  /// the calling rank, on that rank and before anything is sent (the others wait for it), and if a
-  /// rank of the list has passed another list. This communicator stays usable.
+  /// the calling rank, on that rank and before anything is sent (the others wait for it), and if
+  /// ranks of a group have passed different lists, on all ranks. This communicator stays usable.
   std::shared_ptr<Communicator> split(
       std::vector<int64_t> ranks, const std::string& name, const std::string& axis = "");
 
@@ -198,8 +198,8 @@ class SHERD_API Communicator {
   // communicator should implement HasNotices (src/comm/notices.h): without both, ranks learn of
   // another rank's exception only when the operation has taken its time.
   //
-  // do_split throws if ranks of one group passed different lists. The child's ranks are the
-  // positions in its list, and it may outlive its parent.
+  // do_split throws on all ranks if those of one group passed different lists. The child's ranks
+  // are the positions in its list, and it may outlive its parent.
   //
   // A communicator for CUDA may also implement HasHostExchange (src/comm/host_exchange.h), for
   // errors when ranks differ, and HasWindows (src/comm/nccl/symmetric.h), for symmetric memory.

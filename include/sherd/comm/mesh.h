@@ -30,7 +30,7 @@ struct Axis {
 class SHERD_API Mesh {
  public:
   /// Opens a communicator along each axis. Collective. Throws if the product of the sizes is not
-  /// the world's size, or if a name is empty or repeated.
+  /// the world's size, or if a name is empty or repeated; on all ranks, if some make another mesh.
   Mesh(World world, std::vector<Axis> axes);
 
   /// Returns the world whose ranks the mesh arranges.

@@ -4,12 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
-#include <c10/util/hash.h>
 
 #include <numeric>
 
 #include "comm/engine/operations.h"
 #include "comm/notices.h"
+#include "comm/split_lists.h"
 
 namespace sherd {
 namespace {
@@ -117,18 +117,18 @@ class EngineCommunicator final : public Communicator, public HasNotices {
   /// Makes all ranks agree on the child's number (the least that none of them has used) and checks
   /// that those of a group passed the same list.
   std::shared_ptr<Communicator> do_split(std::vector<int64_t> group, Identity child) override {
-    const auto hash = static_cast<int64_t>(c10::get_hash(group));
-    auto mine = at::tensor({engine_->next_communicator_number(), hash}, at::kLong);
-    auto all = at::empty({size(), 2}, at::kLong);
+    const auto list = split_list_of(group);
+    auto mine = at::tensor({engine_->next_communicator_number(), list.hash, list.size}, at::kLong);
+    auto all = at::empty({size(), 3}, at::kLong);
     all_gather(all, mine).wait();
     const auto said = all.accessor<int64_t, 2>();
     int64_t id = 0;
-    for (int64_t member = 0; member < size(); ++member) id = std::max(id, said[member][0]);
-    for (const int64_t member : group) {
-      TORCH_CHECK_VALUE(
-          said[member][1] == hash, scope("split"), "rank ", member, " passed another list for '",
-          child.name, "' than this rank's [", c10::Join(", ", group), "]");
+    std::vector<SplitList> lists;
+    for (int64_t member = 0; member < size(); ++member) {
+      id = std::max(id, said[member][0]);
+      lists.push_back({said[member][1], said[member][2]});
     }
+    check_split_lists(scope("split"), child.name, group, lists);
     TORCH_CHECK(
         id < kMostIds, scope("split"), "all ", kMostIds, " numbers of communicators are used");
     engine_->use_communicator_number(id);

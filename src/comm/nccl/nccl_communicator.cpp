@@ -6,11 +6,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <c10/util/hash.h>
 #include <nccl.h>
 
 #include <exception>
-#include <map>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -20,6 +18,7 @@
 #include "comm/nccl/nccl_arguments.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/symmetric.h"
+#include "comm/split_lists.h"
 #include "comm/streams.h"
 
 namespace sherd {
@@ -228,30 +227,20 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   /// Throws on all ranks if ranks of one group passed different lists: NCCL would wait for ever, in
   /// the other groups as well.
   void check_lists(const std::vector<int64_t>& ranks, const std::string& name) {
-    const auto hash = static_cast<int64_t>(c10::get_hash(ranks));
+    const auto list = split_list_of(ranks);
     const auto on_device = at::TensorOptions().dtype(at::kLong).device(device_);
     auto mine = at::empty({2}, on_device);
-    mine[0].fill_(hash);
-    mine[1].fill_(static_cast<int64_t>(ranks.size()));
+    mine[0].fill_(list.hash);
+    mine[1].fill_(list.size);
     auto all = at::empty({2 * size()}, on_device);
     all_gather(all, mine).synchronize();
-    const auto lists = all.cpu();
-    const auto* passed = lists.const_data_ptr<int64_t>();  // of each rank: hash and length
-    for (const int64_t member : ranks) {
-      TORCH_CHECK_VALUE(
-          passed[2 * member] == hash, scope("split"), "rank ", member, " passed another list for '",
-          name, "' than this rank's [", c10::Join(", ", ranks), "]");
-    }
-    using List = std::pair<int64_t, int64_t>;
-    const auto list_of = [&](int64_t rank) { return List(passed[2 * rank], passed[2 * rank + 1]); };
-    std::map<List, int64_t> alike;  // ranks that passed a list
-    for (int64_t rank = 0; rank < size(); ++rank) ++alike[list_of(rank)];
+    const auto numbers = all.cpu();
+    const auto* passed = numbers.const_data_ptr<int64_t>();  // of each rank: hash and size
+    std::vector<SplitList> lists;
     for (int64_t rank = 0; rank < size(); ++rank) {
-      const int64_t members = list_of(rank).second;
-      TORCH_CHECK_VALUE(
-          alike[list_of(rank)] == members, scope("split"), "rank ", rank, " passed a list of ",
-          members, " ranks for '", name, "' that not all of them have passed");
+      lists.push_back({passed[2 * rank], passed[2 * rank + 1]});
     }
+    check_split_lists(scope("split"), name, ranks, lists);
   }
 
   c10::DeviceType device_type() const override { return c10::kCUDA; }
