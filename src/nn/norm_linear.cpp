@@ -15,7 +15,6 @@
 #include "nn/rows.h"
 #include "nn/shared_rows.h"
 #include "nn/weight_gradient.h"
-#include "sherd/nn/linear.h"
 
 namespace sherd {
 namespace {
@@ -34,6 +33,10 @@ variable_list passed_on(
   return result;
 }
 
+c10::ScalarType product_dtype_of(const AutogradContext& context) {
+  return static_cast<c10::ScalarType>(context.saved_data.at("product_dtype").toInt());
+}
+
 struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
   static variable_list forward(
       AutogradContext* context,
@@ -50,6 +53,7 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
     sizes.back() = weight.size(0);
     context->set_materialize_grads(false);
     context->save_for_backward({rows.sum, norm_weight, weight});
+    context->saved_data["product_dtype"] = static_cast<int64_t>(dtype);
     context->saved_data["epsilon"] = epsilon;
     context->saved_data["residual"] = residual.has_value();
     shared.keep(*context);
@@ -63,11 +67,14 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
     const auto saved = context->get_saved_variables();
     const auto& weight = saved[2];
     const SharedRows shared(*context);
-    const auto gradient = shared.present(gradients[1], saved[0], weight.size(0));
+    // Under autocast the sum may be wider than the product.
+    const auto dtype = product_dtype_of(*context);
+    const auto gradient = shared.present(
+        gradients[1], shared.gathered_sizes(saved[0]), weight.size(0),
+        saved[0].options().dtype(dtype));
     if (!gradient.defined()) return passed_on(gradients[0], adds, 3, 6);
     const auto rows = norm_rows(saved[0], {}, saved[1], context->saved_data["epsilon"].toDouble());
     const auto gradient_TF = rows_of(gradient);
-    const auto dtype = gradient_TF.scalar_type();
     variable_list result(6);
     if (context->needs_input_grad(2)) {
       const auto y = shared.gather(rows.y.to(dtype));
@@ -125,7 +132,8 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
     const bool adds = context->saved_data["residual"].toBool();
     const auto saved = context->get_saved_variables();
     const SharedRows shared(*context);
-    const auto gradient = shared.present(gradients[1], saved[0], saved[0].size(-1));
+    const auto gradient =
+        shared.present(gradients[1], saved[0].sizes().vec(), saved[0].size(-1), saved[0].options());
     if (!gradient.defined()) return passed_on(gradients[0], adds, 4, 8);
     auto sum_gradient = gradients[0];
     if (context->saved_data["adds_sum"].toBool()) {
@@ -134,7 +142,7 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
     const auto& gate_up_weight = saved[2];
     const auto& down_weight = saved[3];
     // Under autocast the sum may be wider than the products.
-    const auto dtype = static_cast<c10::ScalarType>(context->saved_data["product_dtype"].toInt());
+    const auto dtype = product_dtype_of(*context);
     const auto gradient_TD = rows_of(shared.gather(gradient.to(dtype)));
     const auto narrow_gate_up = gate_up_weight.to(dtype);
     const bool recomputed = !saved[4].defined();
@@ -172,15 +180,6 @@ struct NormFeedForwardFunction : torch::autograd::Function<NormFeedForwardFuncti
   }
 };
 
-/// Returns x + residual and its norm, with the rows of all ranks. For weights in fp8, whose fused
-/// functions know no other ranks.
-std::tuple<at::Tensor, at::Tensor> gathered_norm(
-    const at::Tensor& x, const std::optional<at::Tensor>& residual, const NormOptions& norm) {
-  auto [sum, y] = residual ? add_rms_norm(x, *residual, norm.weight, norm.epsilon)
-                           : std::tuple(x, rms_norm(x, norm.weight, norm.epsilon));
-  return {sum, norm.ranks->gather_rows(y, -2)};
-}
-
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> norm_linear(
@@ -193,10 +192,6 @@ std::tuple<at::Tensor, at::Tensor> norm_linear(
       weight.dim() == 2 && weight.size(1) == x.size(-1), "[nn] norm_linear of ", x.sizes(),
       " with a weight of ", weight.sizes(), ": they are [.., D] and [F, D]");
   if (fp8_weight(weight)) {
-    if (norm.ranks) {
-      const auto [sum, y] = gathered_norm(mine, other, norm);
-      return {sum, sherd::linear(y, weight)};
-    }
     return fp8_norm_linear(mine, other.value_or(at::Tensor()), norm, weight);
   }
   auto both = NormLinearFunction::apply(mine, norm.weight, weight, other, norm.epsilon, norm.ranks);
@@ -218,12 +213,6 @@ std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
       "[nn] norm_feed_forward of ", x.sizes(), " with weights of ", gate_up_weight.sizes(), " and ",
       down_weight.sizes(), ": they are [.., D], [2F, D] and [D, F]");
   if (are_both_fp8("norm_feed_forward", gate_up_weight, down_weight)) {
-    if (norm.ranks) {
-      const auto [sum, y] = gathered_norm(mine, other, norm);
-      const auto result = norm.ranks->scatter_sum(
-          feed_forward(y, gate_up_weight, down_weight, options.recompute_gate_up), -2);
-      return {sum, options.adds_sum ? sum + result : result};
-    }
     return fp8_feed_forward(
         mine, other.value_or(at::Tensor()), norm, gate_up_weight, down_weight, options);
   }

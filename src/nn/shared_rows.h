@@ -30,23 +30,34 @@ class SharedRows {
         ranks_ ? c10::IValue::make_capsule(c10::make_intrusive<Kept>(*ranks_)) : c10::IValue();
   }
 
+  /// Returns whether other ranks have rows, too.
+  bool are_shared() const { return ranks_.has_value(); }
   /// Returns this rank's rows and those of the others.
   at::Tensor gather(const at::Tensor& x) const { return ranks_ ? ranks_->gather_rows(x, -2) : x; }
+  /// The same of several tensors in one operation.
+  std::vector<at::Tensor> gather(at::TensorList tensors) const {
+    return ranks_ ? ranks_->gather_rows_together(tensors, -2) : tensors.vec();
+  }
   /// Returns this rank's rows of the sum over the ranks.
   at::Tensor scatter_sum(const at::Tensor& x) const {
     return ranks_ ? ranks_->scatter_sum(x, -2) : x;
   }
-  /// Returns a gradient; with ranks, zeros like `x` but for the last size where it is undefined:
-  /// the other ranks wait for it.
-  at::Tensor present(const at::Tensor& gradient, const at::Tensor& x, int64_t last) const {
+  /// Returns a gradient; with ranks, zeros of these sizes where it is undefined: the other ranks
+  /// wait for what is exchanged of it.
+  at::Tensor present(
+      const at::Tensor& gradient,
+      std::vector<int64_t> sizes,
+      int64_t last,
+      const at::TensorOptions& options) const {
     if (gradient.defined() || !ranks_) return gradient;
-    auto sizes = x.sizes().vec();
     sizes.back() = last;
-    return at::zeros(sizes, x.options());
+    return at::zeros(sizes, options);
   }
   /// Returns the sizes that rows of these sizes have once they are gathered.
   std::vector<int64_t> gathered_sizes(const at::Tensor& x) const {
-    auto sizes = x.sizes().vec();
+    return gathered_sizes(x.sizes().vec());
+  }
+  std::vector<int64_t> gathered_sizes(std::vector<int64_t> sizes) const {
     if (ranks_) sizes[sizes.size() - 2] *= ranks_->size();
     return sizes;
   }

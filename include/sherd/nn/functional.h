@@ -99,7 +99,7 @@ struct NormOptions {
 /// For the backward it keeps the sum alone, with bf16 2·D bytes a token, and recomputes the norm.
 ///
 /// With NormOptions::ranks, x and the sum are this rank's rows and the product has those of all
-/// ranks. Rows are gathered again in the backward, not kept (with a weight in fp8 they are kept).
+/// ranks. They are gathered again in the backward, not kept; for a weight in fp8, at first in fp8.
 SHERD_API std::tuple<at::Tensor, at::Tensor> norm_linear(
     const at::Tensor& x,
     const at::Tensor& residual,
@@ -153,8 +153,8 @@ struct FeedForwardOptions {
 ///
 /// With NormOptions::ranks, each rank has an equal part of the width F: those rows of gate and of
 /// up, and those columns of down. x, the sum and the result are this rank's rows; what the ranks'
-/// parts give for them is added. Rows are gathered again in the backward, not kept (with weights in
-/// fp8 they are kept).
+/// parts give for them is added. Rows are gathered again in the backward, not kept. For weights in
+/// fp8 the forward gathers them in fp8.
 SHERD_API std::tuple<at::Tensor, at::Tensor> norm_feed_forward(
     const at::Tensor& x,
     const at::Tensor& residual,

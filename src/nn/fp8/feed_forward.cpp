@@ -60,11 +60,15 @@ struct Fp8FeedForwardFunction : torch::autograd::Function<Fp8FeedForwardFunction
       const std::optional<at::Tensor>& norm_weight,
       const std::optional<at::Tensor>& residual,
       double epsilon,
-      const FeedForwardOptions& options) {
+      const FeedForwardOptions& options,
+      const std::optional<Exchange>& ranks) {
     const Weights weights(gate_up_parameter, down_parameter);
+    const SharedRows shared(ranks);
+    shared.keep(*context);
     const auto norm = norm_weight.value_or(at::Tensor());
     auto input = NormedInput::make(
         weights.gate_up, rows_of(x), residual ? rows_of(*residual) : at::Tensor(), norm, epsilon);
+    input.encoded = gather_encoded(shared, input.encoded, x.sizes().vec());
     const auto gate_up_TF = fp8_product(weights.gate_up, input.encoded);
     input.encoded.values.reset();
     const bool row_scales = has_row_scales(weights.gate_up.recipe);
@@ -78,10 +82,11 @@ struct Fp8FeedForwardFunction : torch::autograd::Function<Fp8FeedForwardFunction
       const Activation activation(weights.down, gate_up_TF);
       if (row_scales) activation_scales = activation.encoded.scales;
       if (!options.skips_result) {
-        result = fp8_product(
-                     weights.down, activation.encoded,
-                     options.adds_sum ? input.rows.sum.to(weights.down.compute) : at::Tensor())
-                     .view(sizes);
+        const auto sum = options.adds_sum ? input.rows.sum.to(weights.down.compute) : at::Tensor();
+        const bool fused = !shared.are_shared();
+        result = fp8_product(weights.down, activation.encoded, fused ? sum : at::Tensor());
+        result = shared.scatter_sum(result.view(shared.gathered_sizes(sizes)));
+        if (sum.defined() && !fused) result = sum.view(sizes) + result;
       }
     }
     context->set_materialize_grads(false);
@@ -103,14 +108,19 @@ struct Fp8FeedForwardFunction : torch::autograd::Function<Fp8FeedForwardFunction
     const bool has_norm = context->saved_data["norm"].toBool();
     const bool has_residual = context->saved_data["residual"].toBool();
     const bool adds_sum = context->saved_data["adds_sum"].toBool();
-    variable_list result(7);
+    variable_list result(8);
     auto sum_gradient = gradients[0];
     if (adds_sum && gradients[1].defined()) {
       sum_gradient = sum_gradient.defined() ? sum_gradient + gradients[1] : gradients[1];
     }
     result[0] = sum_gradient;
-    if (gradients[1].defined()) {
-      result[0] = back(context, rows_of(gradients[1]), sum_gradient, result, has_norm);
+    const SharedRows shared(*context);
+    const auto saved = context->get_saved_variables();
+    const auto gradient = shared.present(
+        gradients[1], context->saved_data["shape"].toIntVector(), saved[kDownWeight].size(0),
+        saved[kSum].options().dtype(fp8_weight(saved[kDownWeight])->compute));
+    if (gradient.defined()) {
+      result[0] = back(context, shared, gradient, sum_gradient, result, has_norm);
     }
     if (has_residual) result[4] = result[0];
     return result;
@@ -120,27 +130,31 @@ struct Fp8FeedForwardFunction : torch::autograd::Function<Fp8FeedForwardFunction
   /// Returns the gradient of the sum; those of the weights go to their places.
   static at::Tensor back(
       AutogradContext* context,
-      const at::Tensor& gradient_TD,
+      const SharedRows& shared,
+      const at::Tensor& gradient,
       const at::Tensor& sum_gradient,
       variable_list& result,
       bool has_norm) {
     const auto saved = context->get_saved_variables();
+    const auto shape = context->saved_data["shape"].toIntVector();
+    const auto gradient_TD = rows_of(shared.gather(gradient));
     const Weights weights(saved[kGateUpWeight], saved[kDownWeight]);
     const double epsilon = context->saved_data["epsilon"].toDouble();
     const NormedRows rows{saved[kSum], {}, saved[kScale]};
     auto gate_up_TF = saved[kGateUp];
     if (!gate_up_TF.defined()) {
       const auto again = NormedInput::make(weights.gate_up, rows.sum, {}, saved[kNorm], epsilon);
-      gate_up_TF = fp8_product(weights.gate_up, again.encoded);
+      gate_up_TF = fp8_product(weights.gate_up, gather_encoded(shared, again.encoded, shape));
     }
     const auto gate_up = gate_up_gradient(context, saved, weights, gradient_TD, gate_up_TF, result);
     if (context->needs_input_grad(1)) {
       result[1] = normed_weight_gradient(
-          saved[kGateUpWeight], weights.gate_up, gate_up, rows, saved[kNorm], epsilon);
+          saved[kGateUpWeight], weights.gate_up, gate_up, gather_normed(shared, rows, shape),
+          saved[kNorm], epsilon);
     }
-    const auto y_gradient =
-        fp8_input_gradient(weights.gate_up, gate_up.encoded).to(rows.sum.scalar_type());
-    const auto shape = context->saved_data["shape"].toIntVector();
+    const auto d_gathered_y =
+        fp8_input_gradient(weights.gate_up, gate_up.encoded).view(shared.gathered_sizes(shape));
+    const auto y_gradient = rows_of(shared.scatter_sum(d_gathered_y)).to(rows.sum.scalar_type());
     const auto more_TD = sum_gradient.defined() ? rows_of(sum_gradient) : sum_gradient;
     if (!has_norm) return (more_TD.defined() ? more_TD + y_gradient : y_gradient).view(shape);
     return norm_rows_gradient(
@@ -205,7 +219,8 @@ std::tuple<at::Tensor, at::Tensor> fp8_feed_forward(
     return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
   };
   auto both = Fp8FeedForwardFunction::apply(
-      x, gate_up_weight, down_weight, given(norm.weight), given(residual), norm.epsilon, options);
+      x, gate_up_weight, down_weight, given(norm.weight), given(residual), norm.epsilon, options,
+      norm.ranks);
   return {std::move(both[0]), std::move(both[1])};
 }
 

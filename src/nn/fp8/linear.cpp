@@ -67,47 +67,61 @@ struct Fp8LinearFunction : torch::autograd::Function<Fp8LinearFunction> {
 };
 
 struct Fp8NormLinearFunction : torch::autograd::Function<Fp8NormLinearFunction> {
+  // A residual comes after what always is a tensor, as in NormLinearFunction.
   static variable_list forward(
       AutogradContext* context,
       const at::Tensor& x,
       const at::Tensor& norm_weight,
       const at::Tensor& parameter,
       const std::optional<at::Tensor>& residual,
-      double epsilon) {
+      double epsilon,
+      const std::optional<Exchange>& ranks) {
     const auto weight = weight_in_fp8(parameter);
+    const SharedRows shared(ranks);
+    shared.keep(*context);
     const auto input = NormedInput::make(
         weight, rows_of(x), residual ? rows_of(*residual) : at::Tensor(), norm_weight, epsilon);
+    const auto encoded = gather_encoded(shared, input.encoded, x.sizes().vec());
     context->set_materialize_grads(false);
     context->save_for_backward(
         {input.rows.sum, norm_weight, parameter, input.rows.scale,
-         has_row_scales(weight.recipe) ? input.encoded.scales : at::Tensor()});
+         has_row_scales(weight.recipe) ? encoded.scales : at::Tensor()});
+    context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["epsilon"] = epsilon;
     context->saved_data["residual"] = residual.has_value();
-    return {
-        input.rows.sum.view(x.sizes()),
-        fp8_product(weight, input.encoded).view(with_last(x, parameter.size(0)))};
+    auto sizes = shared.gathered_sizes(x);
+    sizes.back() = parameter.size(0);
+    return {input.rows.sum.view(x.sizes()), fp8_product(weight, encoded).view(sizes)};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_derivative("norm_linear");
     const bool adds = context->saved_data["residual"].toBool();
-    variable_list result(5);
+    const auto saved = context->get_saved_variables();
+    const auto& [sum, norm_weight, parameter] = std::tie(saved[0], saved[1], saved[2]);
+    const auto weight = weight_in_fp8(parameter);
+    const SharedRows shared(*context);
+    const auto shape = context->saved_data["shape"].toIntVector();
+    const auto product_gradient = shared.present(
+        gradients[1], shared.gathered_sizes(shape), parameter.size(0),
+        sum.options().dtype(weight.compute));
+    variable_list result(6);
     result[0] = gradients[0];
-    if (gradients[1].defined()) {
-      const auto saved = context->get_saved_variables();
-      const auto& [sum, norm_weight, parameter] = std::tie(saved[0], saved[1], saved[2]);
-      const auto weight = weight_in_fp8(parameter);
+    if (product_gradient.defined()) {
       const double epsilon = context->saved_data["epsilon"].toDouble();
       const NormedRows rows{sum, {}, saved[3]};
-      const auto gradient = fp8_gradient(weight, rows_of(gradients[1]), saved[4]);
+      const auto gradient = fp8_gradient(weight, rows_of(product_gradient), saved[4]);
       if (context->needs_input_grad(2)) {
-        result[2] = normed_weight_gradient(parameter, weight, gradient, rows, norm_weight, epsilon);
+        result[2] = normed_weight_gradient(
+            parameter, weight, gradient, gather_normed(shared, rows, shape), norm_weight, epsilon);
       }
-      const auto y_gradient = fp8_input_gradient(weight, gradient.encoded).to(sum.scalar_type());
+      const auto d_gathered_y =
+          fp8_input_gradient(weight, gradient.encoded).view(shared.gathered_sizes(shape));
+      const auto y_gradient = rows_of(shared.scatter_sum(d_gathered_y)).to(sum.scalar_type());
       const auto more = gradients[0].defined() ? rows_of(gradients[0]) : gradients[0];
       result[0] = norm_rows_gradient(
                       rows, norm_weight, y_gradient, more, context->needs_input_grad(1), result[1])
-                      .view(with_last(gradients[1], sum.size(1)));
+                      .view(shape);
     }
     if (adds) result[3] = result[0];
     return result;
@@ -127,7 +141,7 @@ std::tuple<at::Tensor, at::Tensor> fp8_norm_linear(
     const NormOptions& norm,
     const at::Tensor& weight) {
   const auto other = residual.defined() ? std::optional<at::Tensor>(residual) : std::nullopt;
-  auto both = Fp8NormLinearFunction::apply(x, norm.weight, weight, other, norm.epsilon);
+  auto both = Fp8NormLinearFunction::apply(x, norm.weight, weight, other, norm.epsilon, norm.ranks);
   return {std::move(both[0]), std::move(both[1])};
 }
 

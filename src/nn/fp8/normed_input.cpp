@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nn/fp8/normed_input.h"
 
+#include "nn/rows.h"
+
 namespace sherd {
 namespace {
 
@@ -32,6 +34,33 @@ NormedInput NormedInput::make(
     result.rows.y.reset();
   }
   return result;
+}
+
+Fp8Matrix gather_encoded(
+    const SharedRows& ranks, const Fp8Matrix& mine, const std::vector<int64_t>& sizes) {
+  if (!ranks.are_shared()) return mine;
+  // As many scales for each row, [.., 1] and so on, are joined along the same dim as the values.
+  const bool rows_last = mine.scaling == Scaling::tile;
+  auto of_scales = sizes;
+  of_scales.back() = mine.scales.numel() / mine.values.size(0);
+  const auto scales = rows_last ? mine.scales.t().contiguous() : mine.scales;
+  const auto all = ranks.gather({mine.values.view(sizes), scales.view(of_scales)});
+  const auto all_scales = rows_of(all[1]);
+  return {
+      rows_of(all[0]),
+      rows_last                      ? all_scales.t().contiguous()
+      : mine.scaling == Scaling::row ? all_scales.view(-1)
+                                     : all_scales,
+      mine.scaling};
+}
+
+NormedRows gather_normed(
+    const SharedRows& ranks, const NormedRows& mine, const std::vector<int64_t>& sizes) {
+  if (!ranks.are_shared()) return mine;
+  auto of_scales = sizes;
+  of_scales.back() = 1;
+  const auto all = ranks.gather({mine.sum.view(sizes), mine.scale.view(of_scales)});
+  return {rows_of(all[0]), {}, all[1].view(-1)};
 }
 
 at::Tensor normed_weight_gradient(

@@ -4,6 +4,7 @@
 #include "kernels/fp8/fused.h"
 #include "nn/fp8/products.h"
 #include "nn/normed_rows.h"
+#include "nn/shared_rows.h"
 
 namespace sherd {
 
@@ -21,6 +22,15 @@ struct NormedInput {
       const at::Tensor& norm_weight,
       double epsilon);
 };
+
+/// Returns an encoded input with the rows of all ranks, in fp8 with their scales. `sizes` are those
+/// of this rank's rows, [.., D]; both matrices have all dims but the last as one.
+Fp8Matrix gather_encoded(
+    const SharedRows& ranks, const Fp8Matrix& mine, const std::vector<int64_t>& sizes);
+
+/// Returns the sums and scales of the rows of all ranks, for the weight's gradient.
+NormedRows gather_normed(
+    const SharedRows& ranks, const NormedRows& mine, const std::vector<int64_t>& sizes);
 
 /// The gradient of a product's weight, from the sum and scale of a NormedInput. As
 /// fp8_weight_gradient().
