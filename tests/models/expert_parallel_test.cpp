@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "checkpoint/shared_folder.h"
@@ -114,6 +116,31 @@ TEST_P(ExpertParallelTest, LearnsTheSameWithRecompute) {
   for (const int64_t ep : sharing_ranks(1)) {
     expect_like_alone(ep, {.world = test_world()}, {.recompute = Recompute::full});
     expect_like_alone(ep, {.world = test_world()}, {.recompute = Recompute::selective});
+  }
+}
+
+/// The gradients of experts, which only some ranks add up, are divided by the number of all ranks,
+/// too. AdamW's updates would hardly show another divisor.
+TEST_P(ExpertParallelTest, AnotherDivisorOfTheExpertsGradientsIsSeen) {
+  const auto one_rank = World::emulated({.size = 1, .device = test_world().device()});
+  Training alone(
+      GetParam().make(std::nullopt), {},
+      {.world = one_rank, .placement = Placement(Strategy::no_shard)});
+  const auto wanted = alone.descend(2 * test_world().size());
+  EXPECT_LT(wanted.back(), 0.999 * wanted.front());
+  for (const int64_t ep : sharing_ranks(1)) {
+    const auto distance = [&](double factor) {
+      auto together = sharing(ep, {.world = test_world()});
+      const auto losses = together.descend(2, factor);
+      double largest = 0;
+      for (size_t i = 0; i < losses.size(); ++i) {
+        largest = std::max(largest, std::abs(losses[i] / wanted[i] - 1));
+      }
+      return largest;
+    };
+    EXPECT_LT(distance(1), 1e-6) << ep;
+    // All ranks over those with the same experts.
+    EXPECT_GT(distance(static_cast<double>(ep)), 1e-5) << ep;
   }
 }
 
