@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <chrono>
+#include <map>
 #include <thread>
 
 #include "configuration/optimizer.h"
@@ -36,12 +37,16 @@ struct GraphCase {
   std::string outer_strategy = "no_shard";
   std::string recompute = "none";
   bool per_token = false;
+  std::string recipe = "bf16_o2";
 };
 
 Configuration graphed_configuration(const GraphCase& way) {
   Configuration all;
   all.model.kind = way.kind;
-  all.model.dim = 64;
+  // What fp8 multiplies has blocks of 128.
+  const bool fp8 = way.recipe.find("fp8") != std::string::npos;
+  all.model.dim = fp8 ? 128 : 64;
+  if (fp8) all.model.ffn = 256;
   all.model.layers = 4;
   all.model.heads = 4;
   all.model.kv_heads = 2;
@@ -51,7 +56,7 @@ Configuration graphed_configuration(const GraphCase& way) {
   all.shard.outer = way.outer;
   all.shard.outer_strategy = way.outer_strategy;
   all.memory.symmetric = way.symmetric;
-  all.precision.recipe = "bf16_o2";
+  all.precision.recipe = way.recipe;
   all.train.recompute = way.recompute;
   if (way.per_token) all.train.loss = "per_token";
   all.optim.max_norm = 1.0;
@@ -338,6 +343,23 @@ TEST_F(GraphTest, AKernelThatThrowsLeavesTheCurrentStreamAsItWas) {
           }),
       std::runtime_error);
   EXPECT_EQ(c10::cuda::getCurrentCUDAStream(), before);
+}
+
+TEST_F(GraphTest, RecipesOfFp8CanBeCaptured) {
+  std::map<std::string, std::vector<double>> eager;
+  for (const char* recipe : {"bf16_o2", "fp8", "fp8_wgrad16", "fp8_block", "mxfp8"}) {
+    eager[recipe] = losses({.recipe = recipe}, kSteps);
+    EXPECT_EQ(losses({.graph = true, .recipe = recipe}, kSteps), eager[recipe]) << recipe;
+  }
+  EXPECT_NE(eager["fp8"], eager["fp8_block"]);
+  EXPECT_EQ(losses({.symmetric = true, .recipe = "fp8"}, kSteps), eager["fp8"]);
+  EXPECT_EQ(losses({.graph = true, .symmetric = true, .recipe = "fp8"}, kSteps), eager["fp8"]);
+  for (const char* recompute : {"full", "selective"}) {
+    EXPECT_EQ(
+        losses({.graph = true, .recompute = recompute, .recipe = "fp8"}, kSteps),
+        losses({.recompute = recompute, .recipe = "fp8"}, kSteps))
+        << recompute;
+  }
 }
 
 TEST_F(GraphTest, ModelsWithExpertsAndMambaCanBeCaptured) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a Hugging Face folder as one rank, and writes what parity_gpu.py compares with plain
 // PyTorch: each step's loss, and the first step's gradients as Hugging Face names the tensors.
-//   parity_program FOLDER TOKENS(uint32) --seq N --steps N --precision fp32|bf16_o2
+//   parity_program FOLDER TOKENS(uint32) --seq N --steps N --precision RECIPE
 //                  --gradients OUT.safetensors --losses OUT.json [--device cpu|cuda]
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -109,6 +109,12 @@ Loaded load(const Arguments& arguments, const sherd::World& world) {
   sherd::UnitOptions options;
   options.mesh = sherd::Mesh(world, {{"dp", world.size()}});
   options.precision = sherd::Precision::recipe(arguments.precision);
+  if (options.precision.fp8 != sherd::Fp8::none) {
+    for (const auto& products : model.products()) {
+      options.rules.push_back({.match = products, .precision = options.precision});
+    }
+    options.precision.fp8 = sherd::Fp8::none;
+  }
   for (const auto& unit : model.units()) sherd::fully_shard(unit, options);
   sherd::fully_shard(result.model, options);
   const auto values = [&](const std::string& name, at::IntArrayRef shape) {
