@@ -5,9 +5,11 @@
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -55,6 +57,20 @@ std::string warning_of_cores(int64_t ranks) {
       cores == 1 ? " rank" : " ranks");
 }
 
+/// 32 random bytes in hexadecimal digits, from the system.
+std::string random_digits() {
+  std::array<unsigned char, 32> bytes{};
+  TORCH_CHECK(
+      getentropy(bytes.data(), bytes.size()) == 0,
+      "[launch] the system gives no random bytes: ", std::strerror(errno));
+  std::string digits;
+  for (const auto byte : bytes) {
+    digits += "0123456789abcdef"[byte >> 4];
+    digits += "0123456789abcdef"[byte & 15];
+  }
+  return digits;
+}
+
 }  // namespace
 
 bool has_launcher() {
@@ -98,6 +114,7 @@ int start_local_ranks(int64_t ranks, const std::vector<std::string>& arguments) 
   if (std::system("command -v ssh > /dev/null") != 0) setenv("OMPI_MCA_plm", "isolated", 0);
   // Nor does it need fabrics between machines, for which it looks for a second.
   setenv("OMPI_MCA_btl", "^ofi", 0);
+  setenv("SHERD_TOKEN", random_digits().c_str(), 0);
   // The ranks write to a pipe of mpirun's; who started them may have a terminal.
   setenv("SHERD_TERMINAL", terminal_for_ranks().c_str(), 0);
   std::vector<char> self(4096);

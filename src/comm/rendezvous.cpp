@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/rendezvous.h"
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -17,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/run_token.h"
+#include "comm/tcp/address.h"
 #include "comm/time_text.h"
 
 namespace sherd {
@@ -44,6 +47,17 @@ std::string listed(const std::vector<int64_t>& ranks) {
   return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
 }
 
+/// What a rank writes when it arrives, or rank 0 with the size.
+std::string proof_of_rank(int64_t rank) {
+  return token_proof(arrival(rank));
+}
+
+std::string foreign(int64_t rank) {
+  return c10::str(
+      "rank ", rank, " does not prove this run's SHERD_TOKEN: it belongs to another run, or its ",
+      "launcher has not handed the variable on (mpirun -x SHERD_TOKEN)");
+}
+
 /// On rank 0: blocks until all ranks have arrived, and returns an empty text; or returns what is
 /// wrong.
 std::string await_arrivals(c10d::Store& store, const Launch& launch, Clock::time_point deadline) {
@@ -51,7 +65,11 @@ std::string await_arrivals(c10d::Store& store, const Launch& launch, Clock::time
     if (store.check({kDispute})) return text(store.get(kDispute));
     std::vector<int64_t> missing;
     for (int64_t rank = 1; rank < launch.size; ++rank) {
-      if (!store.check({arrival(rank)})) missing.push_back(rank);
+      if (!store.check({arrival(rank)})) {
+        missing.push_back(rank);
+      } else if (!equal_in_constant_time(text(store.get(arrival(rank))), proof_of_rank(rank))) {
+        return foreign(rank);
+      }
     }
     if (missing.empty()) return "";
     if (Clock::now() > deadline) {
@@ -63,7 +81,7 @@ std::string await_arrivals(c10d::Store& store, const Launch& launch, Clock::time
 
 /// On rank 0: publishes the size, waits for the others, and tells them what is wrong, if anything.
 std::string arrive_as_first(c10d::Store& store, const Launch& launch, Clock::time_point deadline) {
-  store.set(kSize, bytes(std::to_string(launch.size)));
+  store.set(kSize, bytes(c10::str(launch.size, " ", proof_of_rank(0))));
   const auto verdict = await_arrivals(store, launch, deadline);
   store.set(kVerdict, bytes(verdict));
   if (verdict.empty()) return verdict;
@@ -79,7 +97,9 @@ std::string arrive_as_other(
     c10d::Store& store, const Launch& launch, std::chrono::milliseconds timeout) {
   try {
     store.wait({kSize}, timeout);
-    const auto size = text(store.get(kSize));
+    const auto told = text(store.get(kSize));
+    const auto size = told.substr(0, told.find(' '));
+    if (!equal_in_constant_time(told, c10::str(size, " ", proof_of_rank(0)))) return foreign(0);
     if (size != std::to_string(launch.size)) {
       const auto dispute = c10::str(
           "rank ", launch.rank, " says the world has ", launch.size, " ranks, rank 0 says ", size,
@@ -87,7 +107,7 @@ std::string arrive_as_other(
       store.set(kDispute, bytes(dispute));
       return dispute;
     }
-    store.set(arrival(launch.rank), bytes("here"));
+    store.set(arrival(launch.rank), bytes(proof_of_rank(launch.rank)));
     // Longer than rank 0's own limit, so that its verdict, which names the missing ranks, comes
     // first.
     store.wait({kVerdict}, timeout + std::chrono::seconds(5));
@@ -99,6 +119,14 @@ std::string arrive_as_other(
   }
 }
 
+/// Has the store listen at that host's address alone, if it is one of this machine.
+void serve_at(const std::string& host, bool one_machine, c10d::TCPStoreOptions& options) {
+  auto listener = bind_to_host(host, options.port, one_machine);
+  if (!listener) return;
+  options.port = static_cast<uint16_t>(listener->second.port());
+  options.masterListenFd = listener->first.release();  // the store's now
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> open_store(
@@ -108,6 +136,7 @@ c10::intrusive_ptr<c10d::Store> open_store(
   options.isServer = launch.rank == 0 && !launch.launcher_has_store;
   options.waitWorkers = false;
   options.timeout = timeout;
+  if (options.isServer) serve_at(launch.host, launch.size == launch.local_size, options);
   try {
     return c10::make_intrusive<c10d::TCPStore>(launch.host, options);
   } catch (const std::exception& error) {
@@ -160,33 +189,40 @@ c10::intrusive_ptr<c10d::Store> lone_store() {
 
 c10::intrusive_ptr<c10d::Store> shared_store(
     Communicator& communicator, std::chrono::milliseconds timeout) {
-  struct Address {
+  struct Place {
     std::array<char, 256> host{};
     int64_t port = 0;
   } address;
+  const auto share = [&] {
+    auto message = at::zeros({static_cast<int64_t>(sizeof(Place))}, at::kByte);
+    std::memcpy(message.mutable_data_ptr(), &address, sizeof(Place));
+    communicator.broadcast(message, 0).wait();
+    std::memcpy(&address, message.const_data_ptr(), sizeof(Place));
+  };
+  std::array<char, 256> here{};
+  gethostname(here.data(), here.size() - 1);
+  address.host = here;
+  share();
+  auto elsewhere = at::full({1}, std::strcmp(here.data(), address.host.data()) == 0 ? 0 : 1);
+  communicator.all_reduce(elsewhere, Reduction::sum()).wait();
+  const bool one_machine = elsewhere.item<int64_t>() == 0;
+  const std::string host = one_machine ? "localhost" : address.host.data();
   c10d::TCPStoreOptions options;
   options.waitWorkers = false;
   options.timeout = timeout;
   c10::intrusive_ptr<c10d::Store> store;
   if (communicator.rank() == 0) {
-    gethostname(address.host.data(), address.host.size() - 1);
     options.isServer = true;
     options.port = 0;  // any free one
-    auto served = c10::make_intrusive<c10d::TCPStore>("localhost", options);
+    serve_at(host, one_machine, options);
+    auto served = c10::make_intrusive<c10d::TCPStore>(host, options);
     address.port = served->getPort();
     store = std::move(served);
   }
-  auto message = at::zeros({static_cast<int64_t>(sizeof(Address))}, at::kByte);
-  std::memcpy(message.mutable_data_ptr(), &address, sizeof(Address));
-  communicator.broadcast(message, 0).wait();
-  std::memcpy(&address, message.const_data_ptr(), sizeof(Address));
+  share();
   if (communicator.rank() != 0) {
-    std::array<char, 256> here{};
-    gethostname(here.data(), here.size() - 1);
-    const bool same_host = std::strcmp(here.data(), address.host.data()) == 0;
     options.port = static_cast<uint16_t>(address.port);
-    store =
-        c10::make_intrusive<c10d::TCPStore>(same_host ? "localhost" : address.host.data(), options);
+    store = c10::make_intrusive<c10d::TCPStore>(host, options);
   }
   return store;
 }

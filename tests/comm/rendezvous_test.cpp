@@ -11,6 +11,8 @@
 #include <thread>
 
 #include "comm/departures.h"
+#include "comm/run_token.h"
+#include "comm/tcp/address.h"
 #include "comm/tcp/roster.h"
 
 namespace sherd {
@@ -86,6 +88,56 @@ TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
   for (const auto& text : meet_all({{1, 3}, {2, 3}}, milliseconds(1500))) {
     EXPECT_NE(text.find("rank 0 has not arrived"), std::string::npos) << text;
   }
+}
+
+TEST(RendezvousTest, ARankWithoutTheRunsTokenIsNamedOnAll) {
+  // RFC 2202, the second and the sixth test of HMAC-SHA1.
+  EXPECT_EQ(
+      token_proof("what do ya want for nothing?", "Jefe"),
+      "effcdf6ae5eb2fa2d27416d5f184df9c259a7c79");
+  EXPECT_EQ(
+      token_proof(
+          "Test Using Larger Than Block-Size Key - Hash Key First", std::string(80, '\xaa')),
+      "aa4ae5e15272d00e95705637ce8a3b55ed402112");
+  EXPECT_NE(token_proof("arrived/1"), token_proof("arrived/1", "another"));
+  EXPECT_TRUE(equal_in_constant_time("one", "one"));
+  EXPECT_FALSE(equal_in_constant_time("one", "two") || equal_in_constant_time("on", "one"));
+
+  const int port = free_port();
+  const auto launch_of = [&](int64_t rank) {
+    return Launch{
+        .launcher = Launcher::torchrun, .rank = rank, .size = 2, .host = "127.0.0.1", .port = port};
+  };
+  // A stranger in the place of rank 1, who read from the store what an earlier rank wrote there.
+  const auto store = open_store(launch_of(0), milliseconds(10'000));
+  const auto text = token_proof("arrived/1", "of another run");
+  store->set("arrived/1", std::vector<uint8_t>(text.begin(), text.end()));
+  std::string said;
+  try {
+    await_all_ranks(*store, launch_of(0), milliseconds(10'000));
+  } catch (const c10::Error& error) {
+    said = error.what_without_backtrace();
+  }
+  EXPECT_NE(said.find("rank 1 does not prove this run's SHERD_TOKEN"), std::string::npos) << said;
+}
+
+/// Returns whether something listens at the port.
+bool listens(const std::string& address, int port) {
+  const auto to = parse_address(address, port);
+  const Descriptor probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return connect(probe.number(), to.get(), to.length) == 0;
+}
+
+TEST(RendezvousTest, TheStoreListensAtTheAddressThatWasToldAlone) {
+  for (const char* host : {"127.0.0.1", "localhost", "127.0.0.7"}) {
+    const Launch launch{
+        .launcher = Launcher::torchrun, .size = 2, .host = host, .port = free_port()};
+    const auto store = open_store(launch, milliseconds(10'000));
+    const std::string own = std::string(host) == "localhost" ? "127.0.0.1" : host;
+    EXPECT_TRUE(listens(own, launch.port));
+    EXPECT_FALSE(listens("127.0.0.9", launch.port)) << host;
+  }
+  EXPECT_FALSE(bind_to_host("192.0.2.1", 0, true)) << "an address of documents, of no machine";
 }
 
 TEST(RendezvousTest, AStoreThatEndsWithRankZeroIsThereUntilARefusalWasHeard) {

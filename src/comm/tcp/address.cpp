@@ -154,6 +154,28 @@ Descriptor listen_at(Address& address) {
   return socket;
 }
 
+std::optional<std::pair<Descriptor, Address>> bind_to_host(
+    const std::string& host, int port, bool one_machine) {
+  const bool literal = host == "localhost" || numeric(host);
+  const auto found = look_up(host, 0);
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const auto* each = found.get(); each != nullptr; each = each->ai_next) {
+      if (each->ai_family != family) continue;
+      auto address = copy_of(each->ai_addr, each->ai_addrlen);
+      if (address.is_loopback() && !literal && !one_machine) return std::nullopt;
+      address.set_port(port);
+      Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP));
+      const int on = 1;  // connections of a run before may still be closing
+      setsockopt(socket.number(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+      if (bind(socket.number(), address.get(), address.length) != 0) continue;
+      address.length = sizeof(address.storage);
+      if (getsockname(socket.number(), address.get(), &address.length) != 0) continue;
+      return std::pair(std::move(socket), address);
+    }
+  }
+  return std::nullopt;
+}
+
 Descriptor begin_connecting(const Address& address) {
   Descriptor socket(
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));

@@ -3,7 +3,9 @@
 
 #include <sys/socket.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "comm/tcp/descriptor.h"
 
@@ -35,6 +37,13 @@ Address own_address(const std::string& interface, const std::string& host);
 /// Listens at the address, on a free port, which it writes into `address`. Throws c10::ValueError
 /// if that is no address of this machine.
 Descriptor listen_at(Address& address);
+
+/// Returns a socket bound to the host's address, and that address, for a server that others reach
+/// under the host's name. Nothing if it is no address of this machine, or the port is taken; nor if
+/// a name (other than localhost) leads to a loopback address, which is so on this machine alone,
+/// unless all who connect are on it.
+std::optional<std::pair<Descriptor, Address>> bind_to_host(
+    const std::string& host, int port, bool one_machine);
 
 /// Starts to connect, and returns at once; the socket can be written to when that is done.
 Descriptor begin_connecting(const Address& address);

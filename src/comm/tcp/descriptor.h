@@ -21,6 +21,8 @@ class Descriptor {
 
   int number() const { return number_; }
   explicit operator bool() const { return number_ >= 0; }
+  /// Returns the number, which the caller closes from now on.
+  int release() { return std::exchange(number_, -1); }
   void close() {
     if (number_ >= 0) ::close(number_);
     number_ = -1;

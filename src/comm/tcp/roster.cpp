@@ -13,6 +13,7 @@
 
 #include "comm/host_exchange.h"
 #include "comm/rendezvous.h"
+#include "comm/run_token.h"
 
 namespace sherd {
 namespace {
@@ -44,6 +45,15 @@ Token random_token() {
   TORCH_CHECK(
       getentropy(token.data(), token.size()) == 0, "[comm.tcp] the system gives no random bytes");
   return token;
+}
+
+/// The token of the connections: the world's, which the store knows, together with the run's, which
+/// it does not.
+Token sealed(const std::string& token) {
+  const auto half = [&](const char* side) {
+    return token_proof(token + side).substr(0, std::tuple_size_v<Token>);
+  };
+  return from_hex(half("connects") + half("accepts"));
 }
 
 std::string to_line(const Roster::Entry& entry) {
@@ -149,7 +159,7 @@ Roster exchange_roster(
       verdict.substr(std::min(verdict.size(), word.size() + 1)));
   in >> token;
   Roster roster;
-  roster.token = from_hex(token);
+  roster.token = sealed(token);
   for (int64_t i = 0; i < size; ++i) roster.ranks.push_back(parse_line(in));
   return roster;
 }

@@ -12,7 +12,8 @@
 
 namespace sherd {
 
-/// A secret of one world. Who knows it read the ranks' store.
+/// A secret of one world. Who knows it has read the ranks' store, and knows the run's token
+/// (token_proof()), if there is one.
 using Token = std::array<uint8_t, 32>;
 
 /// Where the ranks of a world listen.
