@@ -211,6 +211,14 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       "train.watch = \"ranks\": checking gradients before the reduction needs planned memory; set "
       "memory.kind = \"planned\"");
   require(
+      train.bad_norm == 0 || train.on_bad_step == "rewind",
+      "train.bad_norm = " + to_toml(train.bad_norm) +
+          ": such a step has changed the weights when it is noticed; set train.on_bad_step = "
+          "\"rewind\", or remove it");
+  require(
+      !device.interface || !device.interface->empty(),
+      "device.interface = \"\": give the name of a network interface, or remove it");
+  require(
       train.validate_every == 0 || data.validation || data.val_fraction > 0,
       is("train.validate_every", train.validate_every) +
           ": there is no validation data; set data.validation or data.val_fraction");

@@ -129,6 +129,7 @@ struct TrainSection {
   std::string out = "run";
   std::optional<int64_t> save_every{};
   int64_t keep = 0;
+  int64_t snapshot_every = 0;
   std::string resume = "auto";
   std::optional<std::string> export_dtype{};
   std::string save = "auto";
@@ -140,6 +141,8 @@ struct TrainSection {
   int64_t sample_tokens = 64;
   int64_t log_every = 0;
   std::string watch = "on";
+  std::string on_bad_step = "stop";
+  double bad_norm = 0;
   std::string loss = "mean";
   bool graph = false;
   bool tensorboard = false;
@@ -151,6 +154,7 @@ struct DeviceSection {
   int64_t ranks = 1;
   int64_t emulate = 0;
   std::optional<std::string> network{};
+  std::optional<std::string> interface {};
   double start_limit = 60;
   double operation_limit = 600;
 };

@@ -331,6 +331,13 @@ void keys(Section& s, Visitor&& visit) {
       at_least(0, "steps between checkpoints; 0: only at the end; default: 1000"));
   visit("keep", s.keep, at_least(0, "number of newest checkpoints to keep; 0: all"));
   visit(
+      "snapshot_every", s.snapshot_every,
+      at_least(
+          0,
+          "steps between snapshots: checkpoints in the memory of the machine (/dev/shm), from "
+          "which "
+          "ranks that are started again go on; 0: none"));
+  visit(
       "resume", s.resume,
       meaning("\"auto\": continue from the newest complete checkpoint in out, if data, seed and "
               "model.from are the same; \"none\"; or a checkpoint's folder, whatever has changed"));
@@ -377,6 +384,20 @@ void keys(Section& s, Visitor&& visit) {
           "report gradients that are not finite by parameter and micro-batch; ranks: also by rank, "
           "which reads all gradients once more (docs/diagnostics.md)"));
   visit(
+      "on_bad_step", s.on_bad_step,
+      one_of(
+          {"stop", "skip", "rewind"},
+          "after a step whose gradients are not finite: stop, with the last good state saved; "
+          "skip: go on without its update; rewind: go back to the newest checkpoint and leave out "
+          "the step's samples"));
+  visit(
+      "bad_norm", s.bad_norm,
+      at_least(
+          0,
+          "with on_bad_step = \"rewind\": a step is bad, too, if the norm of its gradients is "
+          "above this multiple of the mean norm of the good steps before it, at least 10 of them; "
+          "0: off"));
+  visit(
       "loss", s.loss,
       one_of(
           {"mean", "per_token"},
@@ -408,6 +429,10 @@ void keys(Section& s, Visitor&& visit) {
       "network", s.network,
       path("network description for emulated ranks (networks/, sherd network), which sets the time "
            "of collectives"));
+  visit(
+      "interface", s.interface,
+      meaning("network interface, such as \"eth1\", over which ranks of several machines "
+              "communicate (tcp, NCCL, MPI); default: their own choice"));
   const auto seconds = [](const char* text) {
     return Key{.meaning = text, .least = 0, .most = 1e9, .above = true};
   };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <set>
 #include <tuple>
 
@@ -361,6 +362,12 @@ World world_of(const Configuration& configuration) {
   };
   options.start_timeout = milliseconds(device.start_limit);
   options.operation_timeout = milliseconds(device.operation_limit);
+  if (device.interface) {
+    options.interface = *device.interface;
+    // NCCL and MPI read theirs when they start. What a user has set for them is not changed.
+    setenv("NCCL_SOCKET_IFNAME", ("=" + *device.interface).c_str(), 0);
+    setenv("OMPI_MCA_btl_tcp_if_include", device.interface->c_str(), 0);
+  }
   const auto world = World::from_environment(options);
   return device.emulate > 0 ? emulated_world(configuration, world) : world;
 }

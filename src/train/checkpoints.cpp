@@ -51,9 +51,10 @@ Checkpoints::Checkpoints(
       say_(std::move(say)),
       data_(data),
       in_background_(
-          train_.save == "background" || (train_.save == "auto" && world.device().is_cuda())) {
-  if (in_background_ &&
-      (train_.save_every.value_or(0) > 0 || world.launcher() != Launcher::emulated)) {
+          train_.save == "background" || (train_.save == "auto" && world.device().is_cuda())),
+      snapshots_(train_, world) {
+  if (in_background_ && (train_.save_every.value_or(0) > 0 || train_.snapshot_every > 0 ||
+                         world.launcher() != Launcher::emulated)) {
     const auto bytes = background_.reserve(model, &optimizer);
     say_("background saves use " + byte_text(bytes) + " of host memory on each rank");
   }
@@ -68,12 +69,15 @@ std::string Checkpoints::folder_to_resume() const {
   if (train_.resume != "auto") return train_.resume;
   // The first rank looks; others may see a folder of the network a moment later.
   int64_t newest = -1;
+  int64_t in_memory = -1;
   if (world_.rank() == 0) {
     const auto found = find_checkpoints(train_.out);
     if (!found.empty()) newest = found.back().first;
+    in_memory = snapshots_.newest();
   }
-  newest = numbers_of_first_rank(world_, {newest})[0];
-  return newest < 0 ? "" : folder_of(newest);
+  const auto both = numbers_of_first_rank(world_, {newest, in_memory});
+  if (both[1] > both[0]) return snapshots_.folder_of(both[1]);
+  return both[0] < 0 ? "" : folder_of(both[0]);
 }
 
 void Checkpoints::load_from(const std::string& folder, LoadedState& state) {
@@ -91,6 +95,23 @@ void Checkpoints::load_from(const std::string& folder, LoadedState& state) {
   }
 }
 
+Checkpoints::Place Checkpoints::place_in(const LoadedState& state, const std::string& folder) {
+  const auto number = [&](const char* name) {
+    const auto found = state.numbers.find(name);
+    TORCH_CHECK_VALUE(
+        found != state.numbers.end() && found->second >= 0, "[train] ", folder,
+        "/state.json has no ", name, ": it is not a checkpoint of sherd train");
+    return found->second;
+  };
+  return {number("step"), number("samples"), state.numbers};
+}
+
+Checkpoints::Place Checkpoints::reload() {
+  LoadedState state;
+  load_from(latest_, state);
+  return place_in(state, latest_);
+}
+
 Checkpoints::Place Checkpoints::resume() {
   const auto folder = folder_to_resume();
   const auto changes = text_of_first_rank(world_, [&] {
@@ -101,14 +122,7 @@ Checkpoints::Place Checkpoints::resume() {
   if (folder.empty()) return {};
   LoadedState state;
   load_from(folder, state);
-  const auto number = [&](const char* name) {
-    const auto found = state.numbers.find(name);
-    TORCH_CHECK_VALUE(
-        found != state.numbers.end() && found->second >= 0, "[train] ", folder,
-        "/state.json has no ", name, ": it is not a checkpoint of sherd train");
-    return found->second;
-  };
-  const Place place{number("step"), number("samples")};
+  const auto place = place_in(state, folder);
   TORCH_CHECK_VALUE(
       place.step <= train_.steps, "[train] ", folder, " has step ", place.step,
       ", but train.steps = ", train_.steps, ": give more steps, or train.resume = \"none\"");
@@ -118,7 +132,9 @@ Checkpoints::Place Checkpoints::resume() {
   for (std::string line; std::getline(lines, line);) say_(line);
   if (train_.resume == "auto") {
     // A run that was killed may have left more than are to stay.
-    saving_ = newest_ = place.step;
+    saving_ = place.step;
+    if (folder == folder_of(place.step)) newest_ = place.step;
+    latest_ = folder;
     remove_old();
   }
   return place;
@@ -139,6 +155,7 @@ SaveOptions Checkpoints::options(const Place& place) const {
   result.texts = texts_;
   result.numbers = {
       {"step", place.step}, {"samples", place.samples}, {"seed", train_.seed}, {"data", data_}};
+  result.numbers.insert(place.decisions.begin(), place.decisions.end());
   return result;
 }
 
@@ -152,22 +169,24 @@ bool Checkpoints::attempt(const std::function<void()>& action) {
   return true;
 }
 
-bool Checkpoints::save(const Place& place) {
-  const auto folder = folder_of(place.step);
-  if (in_background_) {
-    finish();
-    saving_ = place.step;
-    const bool begun =
-        attempt([&] { background_.begin(model_, &optimizer_, folder, options(place)); });
-    if (begun) newest_ = place.step;
-    return begun;
-  }
+bool Checkpoints::save_in(const std::string& folder, const Place& place, bool in_memory) {
+  const auto begin = [&] {
+    if (in_background_) return background_.begin(model_, &optimizer_, folder, options(place));
+    sherd::save(model_, &optimizer_, folder, options(place));
+  };
+  finish();
   saving_ = place.step;
-  const bool done = attempt([&] { sherd::save(model_, &optimizer_, folder, options(place)); });
-  if (!done) return false;
-  newest_ = place.step;
-  note_saved();
+  in_memory_ = in_memory;
+  if (!attempt(begin)) return false;
+  if (!in_memory) newest_ = place.step;
+  latest_ = folder;
+  if (!in_background_) note_saved();
   return true;
+}
+
+void Checkpoints::save_snapshot(const Place& place) {
+  if (!snapshots_.due(place.step) || background_.under_way()) return;
+  save_in(snapshots_.folder_of(place.step), place, true);
 }
 
 bool Checkpoints::advance() {
@@ -184,8 +203,10 @@ bool Checkpoints::finish() {
   return done;
 }
 
-/// The checkpoint is on the disk.
+/// The checkpoint is on the disk, or the snapshot in memory.
 void Checkpoints::note_saved() const {
+  if (world_.rank() == 0) snapshots_.remove_up_to(saving_, in_memory_ ? 1 : 0);
+  if (in_memory_) return;
   say_("saved " + folder_of(saving_));
   remove_old();
 }

@@ -13,6 +13,7 @@
 #include "sherd/comm/world.h"
 #include "sherd/models/language_model.h"
 #include "sherd/optim/adamw.h"
+#include "train/snapshots.h"
 
 namespace sherd {
 
@@ -34,20 +35,29 @@ class Checkpoints {
   /// The position of a run.
   struct Place {
     int64_t step = 0;
-    int64_t samples = 0;  ///< samples that it has trained on
+    int64_t samples = 0;                         ///< samples that it has trained on
+    std::map<std::string, int64_t> decisions{};  ///< see BadSteps::numbers()
   };
   /// Loads the checkpoint that train.resume names, if any, and returns its position. Reports the
   /// keys that have changed since, and throws if they make it another run. Collective.
   Place resume();
 
+  /// Loads the newest checkpoint or snapshot that this run has saved or loaded, between steps, and
+  /// returns its position. Collective; blocks.
+  Place reload();
+
   /// Returns whether a checkpoint is saved after a step.
   bool due(int64_t step, bool last) const;
-  /// Returns whether the newest checkpoint (saved, begun or loaded by this run) is of this step.
+  /// Returns whether the newest checkpoint on the disk (saved, begun or loaded by this run) is of
+  /// this step.
   bool has(int64_t step) const { return newest_ == step; }
   std::string newest() const { return folder_of(newest_); }
   /// Saves, or begins to save, a checkpoint. Returns false after an error, which is reported;
   /// training can continue. Collective.
-  bool save(const Place& place);
+  bool save(const Place& place) { return save_in(folder_of(place.step), place, false); }
+  /// Does the same in memory, if a snapshot is due and no save is under way. After an error, which
+  /// is reported, training can continue. Collective.
+  void save_snapshot(const Place& place);
   /// To be called before each update; see BackgroundSave.
   void before_update() { background_.before_update(); }
   /// Returns whether this rank is still writing.
@@ -61,7 +71,9 @@ class Checkpoints {
 
  private:
   std::string folder_to_resume() const;
+  bool save_in(const std::string& folder, const Place& place, bool in_memory);
   void load_from(const std::string& folder, LoadedState& state);
+  static Place place_in(const LoadedState& state, const std::string& folder);
   std::string folder_of(int64_t step) const;
   SaveOptions options(const Place& place) const;
   bool attempt(const std::function<void()>& action);
@@ -80,6 +92,9 @@ class Checkpoints {
   std::map<std::string, std::string> texts_;  // on the first rank
   int64_t newest_ = -1;                       // step
   int64_t saving_ = 0;                        // the step of the last one
+  Snapshots snapshots_;
+  bool in_memory_ = false;  // the last one is a snapshot
+  std::string latest_;      // the folder of the last one that was saved, begun or loaded
   BackgroundSave background_;
 };
 

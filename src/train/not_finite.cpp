@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "configuration/to_toml.h"
@@ -12,21 +13,6 @@ namespace sherd {
 namespace {
 
 constexpr size_t kNamed = 4;
-
-std::string culprits_text(const std::vector<Finding>& ordered) {
-  if (ordered.empty()) return "the norm of its gradients is not finite";
-  auto text = ordered.front().text();
-  text = text.substr(0, text.find(" of step "));  // a run that was resumed counts on
-  if (const auto rank = ordered.front().rank) text += c10::str(" on rank ", *rank);
-  std::vector<std::string> others;
-  for (size_t i = 1; i < std::min(ordered.size(), kNamed); ++i) {
-    others.push_back("'" + ordered[i].parameter + "'");
-  }
-  if (others.empty()) return text;
-  text += "; then also those of " + join(others, ", ");
-  if (ordered.size() > kNamed) text += c10::str(" and ", ordered.size() - kNamed, " more");
-  return text;
-}
 
 std::string remedies(const Configuration& configuration) {
   const auto& [optim, precision] = std::tie(configuration.optim, configuration.precision);
@@ -62,15 +48,52 @@ std::vector<Finding> in_order_of_backward(
   return findings;
 }
 
+std::string culprits_text(const std::vector<Finding>& ordered) {
+  if (ordered.empty()) return "the norm of its gradients is not finite";
+  auto text = ordered.front().text();
+  text = text.substr(0, text.find(" of step "));  // a run that was resumed counts on
+  if (const auto rank = ordered.front().rank) text += c10::str(" on rank ", *rank);
+  std::vector<std::string> others;
+  for (size_t i = 1; i < std::min(ordered.size(), kNamed); ++i) {
+    others.push_back("'" + ordered[i].parameter + "'");
+  }
+  if (others.empty()) return text;
+  text += "; then also those of " + join(others, ", ");
+  if (ordered.size() > kNamed) text += c10::str(" and ", ordered.size() - kNamed, " more");
+  return text;
+}
+
 std::string not_finite_text(
     const Configuration& configuration,
     int64_t step,
     const std::vector<Finding>& ordered,
-    const std::string& saved) {
+    const std::string& saved,
+    const std::string& explosion) {
+  const auto what =
+      explosion.empty()
+          ? c10::str(" is not finite: ", culprits_text(ordered), ". It changed no weight; ")
+          : c10::str(" is bad: ", explosion, "; ");
   return c10::str(
-      "[train] step ", step, " is not finite: ", culprits_text(ordered), ". It changed no weight; ",
+      "[train] step ", step, what,
       saved.empty() ? "this run has not saved a checkpoint" : "the last good state is in " + saved,
       ". To try: ", remedies(configuration));
+}
+
+std::string explosion_text(double norm) {
+  return c10::str("the norm of its gradients is ", norm, ", more than train.bad_norm allows");
+}
+
+std::string bad_step_json(
+    int64_t step,
+    const BadSteps::Samples& samples,
+    const std::string& cause,
+    const std::string& decision) {
+  return nlohmann::ordered_json{
+      {"step", step},
+      {"samples", {samples.from, samples.to}},
+      {"cause", cause},
+      {"decision", decision}}
+      .dump();
 }
 
 }  // namespace sherd

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <iostream>
+#include <map>
+#include <utility>
 
 #include "configuration/axes.h"
 #include "configuration/optimizer.h"
@@ -18,6 +21,7 @@
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/diagnostics.h"
 #include "sherd/shard/fully_shard.h"
+#include "train/bad_steps.h"
 #include "train/banner.h"
 #include "train/checkpoints.h"
 #include "train/earlier_run.h"
@@ -54,10 +58,17 @@ class Trainer {
     int64_t step = 0;
     std::vector<Finding> findings;
     Checkpoints::Place before;  ///< the state that the model is in
+    std::string explosion{};    ///< why it is bad though it is finite
   };
   void train_from(const Checkpoints::Place& start, Checkpoints& checkpoints);
   void step(int64_t number, Checkpoints& checkpoints);
   void check_finite(const std::vector<StepMetrics>& steps);
+  void pass_over_bad(const std::vector<StepMetrics>& steps);
+  int64_t rewind(Checkpoints& checkpoints);
+  void report_bad(int64_t step, const std::string& decision);
+  std::vector<Finding> ordered(const std::vector<Finding>& findings) const;
+  /// The state after the last step that was made, if `step` is its number.
+  Checkpoints::Place place_at(int64_t step) const { return {step, position_, bad_.numbers()}; }
   void read_steps();
   void validate_missed(int64_t step);
   void finish(Checkpoints& checkpoints);
@@ -89,6 +100,15 @@ class Trainer {
   int64_t steps_made_ = 0;  // since then
   bool saved_ = true;       // the last checkpoint, if there was one
   std::optional<NotFinite> not_finite_;
+  /// The steps since their norms were last read.
+  struct UnreadStep {
+    BadSteps::Samples samples;
+    std::vector<Finding> findings;
+    double norm = 0;
+  };
+  std::map<int64_t, UnreadStep> unread_;
+  BadSteps bad_;
+  int64_t rewinds_from_ = 0;  // the bad step because of which the run is to go back; 0: none
   std::optional<TrainingStep> training_;
   std::optional<TrainingSamples> samples_;
 };
@@ -105,12 +125,19 @@ Trainer::Trainer(const Configuration& configuration)
       optimizer_(*model_, optimizer_of(configuration_, *model_)),
       progress_(configuration.train.steps, terminal_columns, std::cout),
       log_(world_),
-      wishes_(world_) {
+      wishes_(world_),
+      bad_(configuration_.train) {
   if (first() && !results_->lock().missing().empty()) say(results_->lock().missing());
   check_same_everywhere(configuration_, world_);
   scales_loss_ = optimizer_of(configuration_, *model_).scaling.has_value();
-  if (const auto& word = configuration_.train.watch; word != "on") {
-    watch(*model_, {.enabled = word != "off", .before_reduction = word == "ranks"});
+  TORCH_CHECK_VALUE(
+      bad_.stop() || !scales_loss_, "[train] train.on_bad_step = \"",
+      configuration_.train.on_bad_step,
+      "\": loss scaling skips steps that are not finite itself, and lowers the scale; remove it");
+  // On a GPU the watch would end a later step with its error.
+  const bool watches = bad_.stop() || world_.device().is_cpu();
+  if (const auto& word = configuration_.train.watch; word != "on" || !watches) {
+    watch(*model_, {.enabled = watches && word != "off", .before_reduction = word == "ranks"});
   }
   memory_.plan(configuration_, *model_);
   for (const auto& line : banner(configuration_, world_, sizes())) say(line);
@@ -144,12 +171,14 @@ void Trainer::step(int64_t number, Checkpoints& checkpoints) {
   metrics.step = number;
   metrics.lr = lr_of(configuration_.optim, configuration_.train.steps, number);
   optimizer_.set_lr(metrics.lr);
+  position_ = bad_.next_position(position_);
   const auto made = training_->run(position_, [&] { checkpoints.before_update(); });
   log_.add(
       metrics, made.loss, optimizer_.gradient_norm_on_device(), made.targets,
       made.samples * configuration_.data.seq);
   position_before_ = position_;
   position_ += made.samples;
+  unread_[number] = {{position_before_, position_}, made.findings, 0};
   ++steps_made_;
 }
 
@@ -171,7 +200,9 @@ void Trainer::read_steps() {
 /// On a GPU the watch speaks some steps later, or not at all where it is off: the norm says it,
 /// too.
 void Trainer::check_finite(const std::vector<StepMetrics>& steps) {
-  if (scales_loss_) return;  // expected now and then
+  if (scales_loss_) return unread_.clear();  // expected now and then
+  if (!bad_.stop()) return pass_over_bad(steps);
+  unread_.clear();
   const auto bad = std::find_if(steps.begin(), steps.end(), [](const StepMetrics& one) {
     return !std::isfinite(one.grad_norm);
   });
@@ -181,6 +212,67 @@ void Trainer::check_finite(const std::vector<StepMetrics>& steps) {
   const auto before = bad->step == last ? Checkpoints::Place{last - 1, position_before_}
                                         : Checkpoints::Place{last, position_};
   not_finite_ = {bad->step, findings(*model_), before};
+}
+
+/// With train.on_bad_step: decides what becomes of steps that are bad. The same on all ranks.
+void Trainer::pass_over_bad(const std::vector<StepMetrics>& steps) {
+  for (const auto& metrics : steps) {
+    if (not_finite_ || !bad_.is_bad(metrics.grad_norm)) continue;
+    const int64_t step = metrics.step;
+    unread_[step].norm = metrics.grad_norm;
+    if (bad_.rewind()) {
+      rewinds_from_ = step;
+      return;  // those after it will be made again
+    }
+    if (bad_.skip()) {
+      report_bad(step, "its update was left out");
+    } else {
+      report_bad(step, "the run ends: so were too many before it");
+      not_finite_ = {step, unread_[step].findings, place_at(steps.back().step)};
+    }
+  }
+  unread_.clear();
+}
+
+std::vector<Finding> Trainer::ordered(const std::vector<Finding>& findings) const {
+  std::vector<std::string> names;
+  for (const auto& item : model_->named_parameters()) names.push_back(item.key());
+  return in_order_of_backward(findings, names);
+}
+
+/// Says it, and writes it into bad-steps.jsonl, which no resumed run shortens.
+void Trainer::report_bad(int64_t step, const std::string& decision) {
+  if (!first()) return;
+  const auto& [samples, findings, norm] = unread_[step];
+  const auto cause = std::isfinite(norm) ? explosion_text(norm) : culprits_text(ordered(findings));
+  say(c10::str("step ", step, " is bad: ", cause, "; ", decision));
+  std::ofstream(results_->path("bad-steps.jsonl"), std::ios::app)
+      << bad_step_json(step, samples, cause, decision) << std::endl;
+}
+
+/// Goes back to the newest checkpoint and returns its step. Collective; blocks.
+int64_t Trainer::rewind(Checkpoints& checkpoints) {
+  const int64_t step = std::exchange(rewinds_from_, 0);
+  saved_ = checkpoints.finish() && saved_;
+  const auto place = checkpoints.reload();
+  if (bad_.leave_out(unread_[step].samples, place.samples)) {
+    report_bad(
+        step, c10::str("back to step ", place.step, ", and its samples are left out from now on"));
+  } else {
+    report_bad(step, c10::str("the run ends: it has gone back to step ", place.step, " too often"));
+    const auto& [samples, findings, norm] = unread_[step];
+    not_finite_ = {step, findings, place};
+    if (std::isfinite(norm)) {
+      not_finite_->explosion = c10::str(
+          explosion_text(norm), "; the run has gone back to step ", place.step, " ",
+          BadSteps::kMostRewinds, " times");
+    }
+  }
+  unread_.clear();
+  position_ = position_before_ = place.samples;
+  steps_made_ = place.step - start_;
+  files_.emplace(results_ ? &*results_ : nullptr, configuration_.train, place.step);
+  return place.step;
 }
 
 void Trainer::note_validation(int64_t step) {
@@ -232,6 +324,11 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
     const bool shows = logs(number) || stops;
     if (shows || saves || validates(number) || log_.full()) read_steps();
     if (not_finite_) return;
+    if (rewinds_from_ > 0) {
+      acted = number = rewind(checkpoints);
+      if (not_finite_) return;
+      continue;
+    }
     if (shows && first()) {
       const double each = seconds_since(begin) / static_cast<double>(number - start.step);
       const double left = each * static_cast<double>(train.steps - number);
@@ -243,9 +340,11 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
     }
     // Before the validation: whatever happens there, this much is on the disk.
     if (saves) {
-      saved_ = checkpoints.save({number, position_});
+      saved_ = checkpoints.save(place_at(number));
       acted = number;
       if (last) saved_ = checkpoints.finish() && saved_;
+    } else {
+      checkpoints.save_snapshot(place_at(number));
     }
     if (validates(number)) note_validation(number);
     if (samples_ && samples_->due(number)) {
@@ -275,14 +374,12 @@ void Trainer::finish(Checkpoints& checkpoints) {
     say("report: " + results_->path("report.html"));
   }
   if (not_finite_) {
-    std::vector<std::string> names;
-    for (const auto& item : model_->named_parameters()) names.push_back(item.key());
     const bool there = saved_ && checkpoints.has(not_finite_->before.step);
     throw NotFiniteError(
         {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
         not_finite_text(
-            configuration_, not_finite_->step, in_order_of_backward(not_finite_->findings, names),
-            there ? checkpoints.newest() : ""),
+            configuration_, not_finite_->step, ordered(not_finite_->findings),
+            there ? checkpoints.newest() : "", not_finite_->explosion),
         not_finite_->findings);
   }
   TORCH_CHECK(saved_, "[train] the last checkpoint could not be saved");
@@ -298,6 +395,13 @@ void Trainer::run() {
   files_.emplace(results_ ? &*results_ : nullptr, configuration_.train, start.step);
   if (!files_->warning().empty()) say(files_->warning());
   validate_missed(start.step);
+  bad_.restore(start.decisions);
+  if (bad_.rewind() && !checkpoints.has(start.step)) {
+    saved_ = checkpoints.save(place_at(start.step)) && checkpoints.finish();
+    TORCH_CHECK(
+        saved_, "[train] train.on_bad_step = \"rewind\" needs a checkpoint to go back to, and ",
+        checkpoints.newest(), " could not be saved");
+  }
   try {
     train_from(start, checkpoints);
   } catch (const NotFiniteError& error) {

@@ -115,7 +115,12 @@ TrainingStep::Outcome TrainingStep::run(
   } else {
     outcome.loss = run_eagerly(samples_of, pass);
     before_update();
-    optimizer_.step(options);
+    try {
+      optimizer_.step(options);
+    } catch (const NotFiniteError& error) {
+      if (configuration_.train.on_bad_step == "stop") throw;
+      outcome.findings = error.findings();
+    }
   }
   return outcome;
 }

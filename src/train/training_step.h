@@ -15,6 +15,7 @@
 #include "sherd/comm/world.h"
 #include "sherd/models/language_model.h"
 #include "sherd/optim/adamw.h"
+#include "sherd/shard/diagnostics.h"
 
 namespace sherd {
 
@@ -26,6 +27,7 @@ class TrainingStep {
     at::Tensor loss;      ///< the sum over this rank's targets: one element, on the device
     int64_t targets = 0;  ///< of all ranks
     int64_t samples = 0;  ///< of all ranks
+    std::vector<Finding> findings{};  ///< on CPU, if its gradients were not finite
   };
 
   /// Throws if train.graph is set for a model whose steps differ.
@@ -36,7 +38,8 @@ class TrainingStep {
       LanguageModel& model,
       AdamW& optimizer);
   /// Trains on the samples from `position` on. Calls `before_update` before any weight changes.
-  /// Collective; returns when the step is enqueued.
+  /// Collective; returns when the step is enqueued. Throws NotFiniteError only with
+  /// train.on_bad_step = "stop".
   Outcome run(int64_t position, const std::function<void()>& before_update);
 
  private:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,43 @@ def a_dead_launcher_is_started_again_when_its_ranks_have_ended(place, expected):
     same(place, "launcher", expected)
 
 
+def a_snapshot_loses_few_steps(place, expected):
+    keys = {"train__save_every": 0, "train__snapshot_every": 2}
+    for save in ("foreground", "background"):
+        out = f"snapshots-{save}"
+        run = Run(command(place, out, 2, "--restarts", "1", train__save=save, **keys))
+        run.until_step(random.randint(9, STEPS // 2))
+        run.strike()
+        begin = time.monotonic()
+        run.until(r"continuing from /dev/shm/")
+        run.until(r"^step ")
+        print(f"from kill to the next step with a snapshot: {time.monotonic() - begin:.1f} s", flush=True)
+        run.end()
+        same(place, out, expected)
+        before, after = ([int(step) for step in re.findall(r"^step +(\d+)/", part, re.M)]
+                         for part in run.text.split("continuing from"))
+        assert before[-1] + 1 - after[0] <= 2 + (save == "background"), (before, after)  # steps that were made again
+        memory = pathlib.Path("/dev/shm") / (place / out / "snapshots.txt").read_text().strip()
+        assert not memory.exists(), list(memory.iterdir())
+    # What a run has left whose results were removed is of no use to the next one.
+    run = Run(command(place, "left", 2, train__steps=100000, **keys))
+    run.until_step(6)
+    run.strike()
+    run.end(128 + signal.SIGKILL)
+    left = pathlib.Path("/dev/shm") / (place / "left/snapshots.txt").read_text().strip()
+    assert any(left.iterdir())
+    damaged = max(left.glob("step-*"), key=lambda path: int(path.name[5:]))
+    weights = next(damaged.glob("model-*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    text = Run(command(place, "left", 2, train__steps=100000, **keys)).end(2)
+    assert "damaged" in text and f"remove {damaged}" in text, text
+    shutil.rmtree(place / "left")
+    assert "continuing from" not in Run(command(place, "left", 2, **keys)).end()
+    shutil.rmtree(left)
+
+
 def what_would_not_help_is_not_tried(place):
     for code, words, more, said in (
             (3, ["--restarts", "2"], {"optim__lr": 1e30}, "is not finite"),
@@ -210,6 +248,7 @@ def main():
         if not ALL:
             return
         fewer_ranks_go_on_with_the_same_samples(place, expected)
+        a_snapshot_loses_few_steps(place, expected)
         a_hang_ends_within_the_limit(place, expected)
         a_dead_launcher_is_started_again_when_its_ranks_have_ended(place, expected)
         what_would_not_help_is_not_tried(place)
