@@ -5,13 +5,24 @@ from typing import Any
 
 import torch
 
+class WorldOptions:
+    def __init__(
+        self,
+        *,
+        backend: str | None = None,
+        device: torch.device | None = None,
+        start_timeout: float = 60.0,
+        operation_timeout: float = 600.0,
+        high_priority_stream: bool = True,
+        max_ctas: int = 0,
+        interface: str = "",
+    ) -> None: ...
+
 class World:
     @staticmethod
-    def from_environment(
-        backend: str | None = None, start_timeout: float = 60.0, operation_timeout: float = 600.0
-    ) -> World: ...
+    def from_environment(options: WorldOptions = ...) -> World: ...
     @staticmethod
-    def over(group: torch.distributed.ProcessGroup) -> World: ...
+    def over(group: torch.distributed.ProcessGroup, options: WorldOptions = ...) -> World: ...
     @staticmethod
     def emulated(rank: int, size: int, device: torch.device = ..., network: Network | None = None) -> World: ...
     @staticmethod
@@ -160,6 +171,11 @@ class Mirror:
     def add_parameter(self, name: str, tensor: torch.Tensor) -> None: ...
     def add_buffer(self, name: str, tensor: torch.Tensor) -> None: ...
     def add_child(self, name: str, child: Mirror) -> None: ...
+    def parameters(self) -> list[tuple[str, torch.Tensor]]: ...
+    def buffers(self) -> list[tuple[str, torch.Tensor]]: ...
+    def children(self) -> list[tuple[str, Mirror]]: ...
+
+def allocate(tensor: torch.Tensor, device: torch.device) -> None: ...
 
 class Call:
     input_dtype: torch.dtype | None
@@ -193,6 +209,7 @@ class Shard:
     name: str
     shape: list[int]
     trainable: bool
+    has_values: bool
     main: torch.Tensor
     runs: list[tuple[int, int]]
 

@@ -14,16 +14,11 @@ docs/python.md describes it with examples. "Collective" means that all ranks mak
 "root" is the whole model, which is sharded last.
 """
 
-import torch as _torch
+from .versions import check_versions as _check_versions
 
-from . import built_with as _built_with
+_check_versions()  # before the extension is loaded
 
-if _torch.__version__ != _built_with.TORCH_VERSION:
-    raise ImportError(
-        f"[sherd] this Sherd was built with torch {_built_with.TORCH_VERSION}, but torch {_torch.__version__} is "
-        f"imported: install torch {_built_with.TORCH_VERSION}, or build Sherd again with ./sherd build"
-    )
-
+from . import torch_gradients as _torch_gradients  # noqa: F401 (from here on torch's functions know sharded models)
 from ._C import (
     AdamWRule,
     Cut,
@@ -37,6 +32,7 @@ from ._C import (
     Precision,
     ProgramBytes,
     World,
+    WorldOptions,
     describe_checkpoint,
     find_checkpoints,
     keep_newest,
@@ -44,6 +40,8 @@ from ._C import (
     verify_checkpoint,
     version_text,
 )
+from .buffers import meta_parameters
+from .built_with import SHERD_VERSION as __version__
 from .checkpoints import BackgroundSave, load, save
 from .diagnostics import (
     NotFiniteError,
@@ -55,13 +53,14 @@ from .diagnostics import (
     norms,
     watch,
 )
-from .initialising import initialise, meta_parameters
+from .initialising import initialise
 from .optimizers import AdamW, clip_grad_norm_
 from .planning import Plan, plan
 from .programs import Program, Traffic, program
-from .ranks import mesh, world
+from .ranks import mesh, open_world, world
 from .recomputing import checkpoint, checkpoint_context
-from .state import ShardedTensor, full_state_dict
+from .sharded_tensor import ShardedTensor
+from .state import full_state_dict
 from .training import (
     edit_parameters,
     finish,
@@ -76,5 +75,63 @@ from .training import (
 )
 from .units import Rule, fully_shard
 
-__version__ = _built_with.SHERD_VERSION
-__all__ = [name for name in dir() if not name.startswith("_")]
+__all__ = [
+    "AdamW",
+    "AdamWRule",
+    "BackgroundSave",
+    "Cut",
+    "Finding",
+    "Granule",
+    "GroupReport",
+    "LossScaling",
+    "Mesh",
+    "Network",
+    "NotFiniteError",
+    "ParameterNorms",
+    "Placement",
+    "Plan",
+    "Precision",
+    "Program",
+    "ProgramBytes",
+    "Rule",
+    "ShardedTensor",
+    "Traffic",
+    "World",
+    "WorldOptions",
+    "allocated_bytes",
+    "checkpoint",
+    "checkpoint_context",
+    "clip_grad_norm_",
+    "describe_checkpoint",
+    "edit_parameters",
+    "find_checkpoints",
+    "findings",
+    "finish",
+    "full_state_dict",
+    "fully_shard",
+    "gather",
+    "gradient_norm",
+    "groups",
+    "groups_text",
+    "idle_pass",
+    "initialise",
+    "keep_newest",
+    "load",
+    "mesh",
+    "meta_parameters",
+    "micro_batches",
+    "named_parameters",
+    "norms",
+    "open_world",
+    "parameters",
+    "plan",
+    "program",
+    "publish",
+    "release",
+    "remove_checkpoint",
+    "save",
+    "verify_checkpoint",
+    "version_text",
+    "watch",
+    "world",
+]

@@ -11,9 +11,12 @@ from pathlib import Path
 import torch
 
 from . import _C
-from .mirrors import named_buffers_left_out, named_parameters_for_sherd, sharded
+from .agreement import first_ranks_answer, on_all_ranks
+from .buffers import check_values, recreate_buffers, set_values, whole_tensors
+from .mirrors import check_unchanged, named_buffers_left_out, named_parameters_for_sherd, sharded
 from .optimizers import AdamW
 from .safetensors_folder import SafetensorsFolder
+from .state import names_by_parameter
 
 _STATE = "state.json"  # what a folder that Sherd has written has
 
@@ -29,7 +32,8 @@ def save(
     numbers: Mapping[str, int] | None = None,
 ) -> None:
     """Writes a checkpoint folder, which any number of ranks, any strategy and from_pretrained() can load. Call it
-    between steps. Buffers that are not persistent are left out. Collective; blocks until it is on the disk; a crash
+    between steps. Left out are buffers that are not persistent and the extra state of modules (get_extra_state).
+    Collective; blocks until it is on the disk; a crash
     leaves an older folder of that name as it was.
 
     optimizer: whose state is saved, too.
@@ -49,17 +53,23 @@ def load(
     the Hugging Face hub has them, if the tensors have the names of the model's parameters. Parameters may be on the
     meta device. Each rank reads its own elements. Call it between steps. Returns the numbers of state.json (none for
     other folders). Collective; blocks; errors raise on all ranks."""
+    mirror, implementation = sharded(model), _implementation(optimizer)
+    check_unchanged(model)
+    world = model.__dict__["_sherd_world"]
+    recreate_buffers(model, world.device)
     path = Path(folder)
-    if any(Path(f"{path}{suffix}", _STATE).exists() for suffix in ("", ".part", ".old")):  # a save may have crashed
-        left_out = set(named_buffers_left_out(model))
-        numbers = _C.load(sharded(model), _implementation(optimizer), os.fspath(folder), left_out)
-    else:
-        if optimizer is not None:
-            raise ValueError(f"[sherd] {folder} has no optimizer's state: it was not written by sherd.save")
-        _load_safetensors(model, SafetensorsFolder(path))
-        numbers = {}
-    _check_buffers(model)
-    return numbers
+    if first_ranks_answer(world, lambda: _is_of_sherd(path)):
+        left_out = named_buffers_left_out(model)
+        check_values(model, whole_tensors(model).keys() - left_out)
+        return _C.load(mirror, implementation, os.fspath(folder), left_out)
+    if optimizer is not None:
+        raise ValueError(f"[sherd] {folder} has no optimizer's state: it was not written by sherd.save")
+    _load_safetensors(model, path)
+    return {}
+
+
+def _is_of_sherd(path: Path) -> bool:
+    return any(Path(f"{path}{suffix}", _STATE).exists() for suffix in ("", ".part", ".old"))  # a save may have crashed
 
 
 class BackgroundSave:
@@ -119,7 +129,7 @@ def _implementation(optimizer: AdamW | None) -> _C.AdamW | None:
     if not isinstance(optimizer, AdamW):
         raise TypeError(
             f"[sherd] the optimizer is a {type(optimizer).__name__}: checkpoint folders have the state of sherd.AdamW "
-            "alone; save that of other optimizers with torch.save on each rank"
+            "alone; save that of other optimizers with torch.distributed.checkpoint"
         )
     return optimizer._impl
 
@@ -131,8 +141,10 @@ def _save_options(
     texts: Mapping[str, str] | None,
     numbers: Mapping[str, int] | None,
 ) -> _C.SaveOptions:
+    sharded(model)
+    check_unchanged(model)
     return _C.SaveOptions(
-        left_out=set(named_buffers_left_out(model)),
+        left_out=named_buffers_left_out(model),
         export_dtype=export_dtype,
         export_fp8=list(export_fp8),
         texts={**_config_of(model, export_dtype), **(texts or {})},
@@ -154,44 +166,49 @@ def _config_of(model: torch.nn.Module, export_dtype: torch.dtype | None) -> dict
     return {"config.json": json.dumps(entries, indent=2) + "\n"}
 
 
-def _load_safetensors(model: torch.nn.Module, folder: SafetensorsFolder) -> None:
+def _load_safetensors(model: torch.nn.Module, path: Path) -> None:
+    mirror, world = sharded(model), model.__dict__["_sherd_world"]
+    shards = _C.shards(mirror)  # the first use of a root is collective
+    whole = {name: tensor for name, tensor in whole_tensors(model).items() if name not in named_buffers_left_out(model)}
+
+    def check() -> tuple[SafetensorsFolder, dict[str, str]]:
+        folder = SafetensorsFolder(path)
+        names = names_by_parameter(model)
+        wanted = {shard.name: shard.shape for shard in shards}
+        wanted |= {name: list(tensor.shape) for name, tensor in whole.items()}
+        source = _sources(model, folder, wanted, names)
+        known = named_parameters_for_sherd(model).keys() | named_buffers_left_out(model) | wanted.keys()
+        unused = sorted(folder.names() - known)
+        if unused:
+            raise ValueError(f"[sherd] {path} has tensors that the model has no parameter for: {unused}")
+        check_values(model, wanted)
+        return folder, source
+
+    folder, source = on_all_ranks(world, check)
+    _C.load_from(mirror, set(), lambda name, begin, count: folder.read(source[name], begin, count))
+
+    def set_whole() -> None:
+        for name, tensor in whole.items():
+            set_values(tensor, folder.read(source[name], 0, tensor.numel()).view(tensor.shape), world.device)
+
+    on_all_ranks(world, set_whole)
+
+
+def _sources(
+    model: torch.nn.Module, folder: SafetensorsFolder, wanted: dict[str, list[int]], names: dict[int, list[str]]
+) -> dict[str, str]:
+    """Returns the name in the folder of each tensor: of a tied parameter any of its names."""
     parameters = named_parameters_for_sherd(model)
-    names_of: dict[int, list[str]] = {}
-    for name, parameter in parameters.items():
-        names_of.setdefault(id(parameter), []).append(name)
-    source: dict[str, str] = {}  # a tied parameter is there by one of its names
-    for shard in _C.shards(sharded(model)):
-        stored = [name for name in names_of[id(parameters[shard.name])] if folder.shape(name) is not None]
-        if not stored:
-            raise ValueError(f"[sherd] {folder.folder} has no tensor '{shard.name}'")
-        if folder.shape(stored[0]) != shard.shape:
+    source = {}
+    for name, shape in wanted.items():
+        candidates = names[id(parameters[name])] if name in parameters else [name]
+        stored = next((one for one in candidates if folder.shape(one) is not None), None)
+        if stored is None:
+            raise ValueError(f"[sherd] {folder.folder} has no tensor '{name}'")
+        if folder.shape(stored) != shape:
             raise ValueError(
-                f"[sherd] {folder.folder}: tensor '{stored[0]}' has the shape {folder.shape(stored[0])}, but the "
-                f"model's is {shard.shape}"
+                f"[sherd] {folder.folder}: tensor '{stored}' has the shape {folder.shape(stored)}, but the model's is "
+                f"{shape}"
             )
-        source[shard.name] = stored[0]
-    left_out = set(named_buffers_left_out(model))
-    for name, buffer in model.named_buffers():
-        if name in left_out:
-            continue
-        if folder.shape(name) != list(buffer.shape):
-            raise ValueError(f"[sherd] {folder.folder} has no tensor '{name}' of the shape {list(buffer.shape)}")
-    unused = folder.names() - set(parameters) - {name for name, _ in model.named_buffers()}
-    if unused:
-        raise ValueError(f"[sherd] {folder.folder} has tensors that the model has no parameter for: {sorted(unused)}")
-    _C.load_from(
-        sharded(model), left_out, lambda name, begin, count: folder.read(source.get(name, name), begin, count)
-    )
-    for name, buffer in model.named_buffers():
-        if name not in left_out and not buffer.is_meta:
-            buffer.copy_(folder.read(name, 0, buffer.numel()).view(buffer.shape))
-
-
-def _check_buffers(model: torch.nn.Module) -> None:
-    """Buffers that no checkpoint has must have been built with values."""
-    without = [name for name, buffer in model.named_buffers() if buffer.is_meta]
-    if without:
-        raise ValueError(
-            f"[sherd] the checkpoint does not have the buffers {without}, which are on the meta device: build the "
-            "model under sherd.meta_parameters(), where buffers have values"
-        )
+        source[name] = stored
+    return source

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from . import _C
-from .mirrors import sharded
+from .buffers import recreate_buffers
+from .mirrors import check_unchanged, sharded
 
 Distribution = tuple[str, float] | tuple[str, float, float]
 
@@ -33,7 +33,10 @@ def initialise(
 
     Call it on all ranks.
     """
-    _C.initialise(sharded(model), seed, reset or _default_reset(model), values)
+    mirror = sharded(model)
+    check_unchanged(model)
+    recreate_buffers(model, model.__dict__["_sherd_world"].device)
+    _C.initialise(mirror, seed, reset or _default_reset(model), values)
 
 
 def _default_reset(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
@@ -47,23 +50,3 @@ def _default_reset(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
             reset_parameters()
 
     return reset
-
-
-@contextlib.contextmanager
-def meta_parameters() -> Iterator[None]:
-    """A scope in which modules are built with their parameters on the meta device, without memory, and their buffers
-    with values, such as the tables of rotary embeddings, which checkpoints do not have. Shard the model, then call
-    load() or initialise(). For one thread at a time; a module that is built needs the memory of one parameter."""
-    plain = torch.nn.Module.register_parameter
-
-    def register(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
-            empty = param.to("meta")
-            param = torch.nn.Parameter(empty, requires_grad=param.requires_grad)
-        plain(module, name, param)
-
-    torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = plain  # type: ignore[method-assign]

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW over shards, and what torch's own optimizers need around their step."""
+"""AdamW over shards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.utils.clip_grad as torch_clipping
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import _C
 from ._C import AdamWRule, LossScaling
-from .mirrors import sharded, unit_of
-from .state import ShardedTensor, shards_by_parameter
+from .agreement import on_all_ranks
+from .mirrors import check_unchanged, sharded
+from .sharded_tensor import sharded_tensor, take_elements
 from .training import gradient_norm, named_parameters
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+# Further settings that torch.optim.AdamW looks for in a state dict.
+_SETTINGS_OF_TORCH = {
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": True,
+}
 
 
 class AdamW(torch.optim.Optimizer):
@@ -48,6 +59,7 @@ class AdamW(torch.optim.Optimizer):
         leave_out_unused: bool = True,
     ) -> None:
         self._model = sharded(model)
+        check_unchanged(model)
         self._module = model
         self._leave_out_unused = leave_out_unused
         self._impl = _C.AdamW(
@@ -105,17 +117,6 @@ class AdamW(torch.optim.Optimizer):
         """Returns the bytes allocated on this rank, by purpose."""
         return self._impl.allocated_bytes()
 
-    # torch's GradScaler asks for this, and then sets found_inf: without it ranks would skip steps each on their own.
-    _step_supports_amp_scaling = True
-
-    @property
-    def found_inf(self) -> None:
-        """Not supported: see scaling."""
-
-    @found_inf.setter
-    def found_inf(self, value: object) -> None:
-        raise ValueError("[sherd] AdamW does not work with torch's GradScaler: use AdamW(scaling=sherd.LossScaling())")
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises after construction: AdamW has all parameters of its model."""
         if self.param_groups:
@@ -123,46 +124,63 @@ class AdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the moments by parameter, as ShardedTensors, the progress and the settings, for
-        torch.distributed.checkpoint."""
-        moments = self._impl.moments()
-        progress = self._impl.progress()
+        """Returns step and moments by parameter, the moments as ShardedTensors, the progress and the settings, for
+        torch.distributed.checkpoint. Keys are those of torch's get_optimizer_state_dict for torch.optim.AdamW."""
+        moments, progress = self._impl.moments(), self._impl.progress()
         state = {}
-        for entry in shards_by_parameter(self._module).values():
-            shard = entry.shard
+        for shard in _C.shards(self._model):
             if shard.name in moments:
-                names = ("exp_avg", "exp_avg_sq")
-                pieces = zip(names, moments[shard.name], strict=True)
-                state[shard.name] = {name: ShardedTensor(piece, shard.shape, shard.runs) for name, piece in pieces}
-        return {
-            "state": state,
-            "progress": {
-                "updates": progress.updates,
-                "loss_scale": progress.loss_scale,
-                "healthy": progress.healthy,
-                "missed": dict(progress.missed),
-            },
-            "param_groups": [{"lr": self.param_groups[0]["lr"], **self._fixed}],
-        }
+                pieces = zip(_MOMENTS, moments[shard.name], strict=True)
+                step = progress.updates - progress.missed.get(shard.name, 0)
+                state[shard.name] = {"step": torch.tensor(float(step))}
+                state[shard.name] |= {name: sharded_tensor(shard, piece) for name, piece in pieces}
+        numbers = {name: getattr(progress, name) for name in ("updates", "loss_scale", "healthy")}
+        group = {"lr": self.param_groups[0]["lr"], **self._fixed, "params": list(state), **_SETTINGS_OF_TORCH}
+        return {"state": state, "progress": numbers, "param_groups": [group]}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the state that state_dict() of the same model has returned, maybe with other values in it."""
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes the state that state_dict() of the same model has returned, maybe with other values in it, or that of
+        torch.optim.AdamW as torch's get_optimizer_state_dict returns it, with whole tensors. The learning rate is
+        taken over; other settings must be equal. Collective; blocks."""
+        world = self._module.__dict__["_sherd_world"]
         moments = self._impl.moments()
+        shards = {shard.name: shard for shard in _C.shards(self._model)}
+        taken = on_all_ranks(world, lambda: self._checked(state_dict, moments, shards))
+        for name, values in taken.items():
+            for moment, value in zip(moments[name], values, strict=True):
+                if value.data_ptr() != moment.data_ptr():
+                    moment.copy_(value)
+        steps = {name: int(entry["step"]) for name, entry in state_dict["state"].items()}
+        numbers = state_dict.get("progress", {"updates": max(steps.values(), default=0), "loss_scale": 0, "healthy": 0})
+        missed = {name: numbers["updates"] - step for name, step in steps.items() if step < numbers["updates"]}
+        self._impl.set_progress(_C.Progress(**numbers, missed=missed))
+        self.param_groups[0]["lr"] = state_dict["param_groups"][0]["lr"]
+
+    def _checked(
+        self, state_dict: Mapping[str, Any], moments: Mapping[str, Any], shards: Mapping[str, _C.Shard]
+    ) -> dict[str, list[torch.Tensor]]:
+        """Returns this rank's elements of all moments in a state dict. Raises if it is of another optimizer."""
         if set(moments) != set(state_dict["state"]):
             difference = sorted(set(moments) ^ set(state_dict["state"]))
             raise ValueError(f"[sherd] the optimizer's state is of other parameters; it differs in {difference}")
-        for name, given in state_dict["state"].items():
-            for moment, kind in zip(moments[name], ("exp_avg", "exp_avg_sq"), strict=True):
-                local = given[kind].local
-                if local.data_ptr() != moment.data_ptr():
-                    moment.copy_(local)
-        self._impl.set_progress(_C.Progress(**state_dict["progress"]))
-        self.param_groups[0].update(state_dict["param_groups"][0])
+        for group in state_dict["param_groups"]:
+            for name, value in self._fixed.items():
+                if not _equal(group[name], value):
+                    raise ValueError(
+                        f"[sherd] the optimizer's state has {name} {group[name]}, but this AdamW has {value}: make it "
+                        "with the same settings"
+                    )
+            if group["lr"] != state_dict["param_groups"][0]["lr"]:
+                raise ValueError("[sherd] the optimizer's state has several learning rates: use rules, and one lr")
+        return {
+            name: [take_elements(entry[kind], shards[name], f"{kind} of '{name}'") for kind in _MOMENTS]
+            for name, entry in state_dict["state"].items()
+        }
 
     def _follow_param_groups(self) -> None:
         group = self.param_groups[0]
         for name, value in self._fixed.items():
-            if tuple(group[name]) != tuple(value) if name == "betas" else group[name] != value:
+            if not _equal(group[name], value):
                 raise ValueError(
                     f"[sherd] AdamW's {name} was changed from {value} to {group[name]}: only lr may change; make a new "
                     "optimizer, or use rules"
@@ -170,6 +188,10 @@ class AdamW(torch.optim.Optimizer):
         if group["lr"] != self._lr:
             self._impl.set_lr(float(group["lr"]))
             self._lr = group["lr"]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return tuple(one) == tuple(other) if isinstance(other, tuple) else one == other
 
 
 @torch.no_grad()
@@ -182,69 +204,3 @@ def clip_grad_norm_(model: torch.nn.Module, max_norm: float, *, tokens: int | No
             if piece.grad is not None:
                 piece.grad.mul_(max_norm / (norm + 1e-6))
     return norm
-
-
-# ---- torch's functions on sharded models ----------------------------------------------------------------------------
-
-
-def _models_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
-    """Returns the sharded models whose main weights the optimizer updates."""
-    models: dict[int, torch.nn.Module] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if unit_of(parameter) is not None:
-                raise ValueError(
-                    f"[sherd] {type(optimizer).__name__} was built over model.parameters() of a sharded model, which "
-                    "have no gradients: build it over sherd.parameters(model)"
-                )
-            reference = getattr(parameter, "_sherd_model", None)
-            if reference is not None and (model := reference()) is not None:
-                models[id(model)] = model
-    return list(models.values())
-
-
-def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if isinstance(optimizer, AdamW):
-        return
-    models = _models_of(optimizer)
-    if models and (kwargs.get("closure") is not None or any(callable(one) for one in args[1:])):
-        raise ValueError("[sherd] an optimizer of a sharded model takes no closure: call backward() before step()")
-    for model in models:
-        if model.__dict__["_sherd_loss"] == "per_token":
-            raise ValueError("[sherd] the loss is per token, which optimizers of torch do not know: use sherd.AdamW")
-        try:
-            _C.leave_out_unused(sharded(model))
-        except RuntimeError as error:
-            raise RuntimeError(f"{error}. A model has one optimizer, whose step ends the step of the model") from None
-
-
-def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not isinstance(optimizer, AdamW):
-        for model in _models_of(optimizer):
-            _C.publish(sharded(model))
-
-
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_after_step)
-
-
-def _refuse_shards(parameters: Iterable[torch.Tensor]) -> None:
-    if any(unit_of(one) is not None or hasattr(one, "_sherd_model") for one in parameters):
-        raise ValueError(
-            "[sherd] clip_grad_norm_ sees this rank's gradients only: use sherd.AdamW(max_norm=...), or "
-            "sherd.clip_grad_norm_(model, max_norm) before an optimizer of torch"
-        )
-
-
-# Without this, clipping the parameters of a sharded model would do nothing, and clipping sherd.parameters(model) would
-# use another norm on each rank, both silently. torch's function looks the name up when it is called.
-_clip_grads_with_norm = torch_clipping._clip_grads_with_norm_
-
-
-def _clip_grads_with_norm_or_raise(parameters: Any, *args: Any, **kwargs: Any) -> None:
-    parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    _refuse_shards(parameters)
-    _clip_grads_with_norm(parameters, *args, **kwargs)
-
-
-torch_clipping._clip_grads_with_norm_ = _clip_grads_with_norm_or_raise

@@ -6,13 +6,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import os
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
-from ._C import Mesh, World
+from ._C import Mesh, World, WorldOptions
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -34,27 +35,51 @@ _AXES = {
 
 
 def world() -> World:
-    """Returns all ranks: those of torch.distributed if it is initialised with nccl, else those that the launcher
-    started (mpirun, torchrun, srun; without one, this process alone). The first call is collective and blocks."""
+    """Returns all ranks: those of torch.distributed if it is initialised, else those that the launcher started (mpirun,
+    torchrun, srun; without one, this process alone). The first call is collective and blocks."""
     global _world
     if _world is None:
-        _world = _find_world()
+        _world = _find_world(WorldOptions())
     return _world
 
 
-def _find_world() -> World:
+def open_world(
+    options: WorldOptions | None = None, *, group: torch.distributed.ProcessGroup | None = None
+) -> World:
+    """Opens the world with options, and returns it: world() does so without. Call it before anything else of Sherd.
+    Collective; blocks.
+
+    options: timeouts, the backend, the network interface.
+    group: the process group of torch.distributed whose ranks it has; default: as world().
+    """
+    global _world
+    if _world is not None:
+        raise RuntimeError("[sherd] the world is open already: call sherd.open_world before anything else of Sherd")
+    options = options or WorldOptions()
+    _world = _find_world(options) if group is None else World.over(group, options)
+    return _world
+
+
+def _find_world(options: WorldOptions) -> World:
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()):
-        return World.from_environment()
-    if torch.cuda.is_available() and "nccl" in dist.get_backend_config():
-        return World.over(dist.group.WORLD)
-    found = World.from_environment()
+        return World.from_environment(options)
+    if not _launcher_has_mpi() or (torch.cuda.is_available() and "nccl" in dist.get_backend_config()):
+        return World.over(dist.group.WORLD, options)
+    found = World.from_environment(options)
     if (found.rank, found.size) != (dist.get_rank(), dist.get_world_size()):
         raise RuntimeError(
             f"[sherd] this is rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed, but rank "
             f"{found.rank} of {found.size} for {found.launcher}: start all ranks with one launcher"
         )
     return found
+
+
+def _launcher_has_mpi() -> bool:
+    """As Sherd finds out for from_environment(): the innermost launcher counts."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ and any(
+        name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
+    )
 
 
 def mesh(**axes: int) -> Mesh:
@@ -100,14 +125,14 @@ def _mesh_like(given: DeviceMesh) -> Mesh:
 
 @contextlib.contextmanager
 def world_for_plan(planned: World, axes: list[tuple[str, int]]) -> Iterator[None]:
-    """A scope in which world() and the default mesh are those of a plan."""
-    global _world, _default_mesh
-    before = _world, _default_mesh
-    _world, _default_mesh = planned, Mesh(planned, axes)
+    """A scope in which world() and the meshes are those of a plan."""
+    global _world, _default_mesh, _meshes
+    before = _world, _default_mesh, _meshes
+    _world, _default_mesh, _meshes = planned, Mesh(planned, axes), weakref.WeakKeyDictionary()
     try:
         yield
     finally:
-        _world, _default_mesh = before
+        _world, _default_mesh, _meshes = before
 
 
 @atexit.register

@@ -38,13 +38,26 @@ class SafetensorsFolder:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
-            raise ValueError(f"[sherd] {self.folder} has no *.safetensors files")
         self._tensors: dict[str, _Tensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
-        for file in files:
+        for file in self._files():
             self._read_header(file)
+
+    def _files(self) -> list[Path]:
+        """The files of the index if there is one: folders of the hub may have the same weights twice, under other names
+        (consolidated.safetensors)."""
+        indices = sorted(self.folder.glob("*.safetensors.index.json"))
+        indices = [one for one in indices if one.name == "model.safetensors.index.json"] or indices
+        if len(indices) > 1:
+            raise ValueError(f"[sherd] {self.folder} has several models: {[one.name for one in indices]}")
+        single = self.folder / "model.safetensors"
+        if indices:
+            entries = json.loads(indices[0].read_text())["weight_map"]
+            return [self.folder / name for name in sorted(set(entries.values()))]
+        files = [single] if single.exists() else sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise ValueError(f"[sherd] {self.folder} has no *.safetensors files")
+        return files
 
     def _read_header(self, file: Path) -> None:
         with file.open("rb") as opened:
@@ -57,6 +70,8 @@ class SafetensorsFolder:
                 continue
             if entry["dtype"] not in _DTYPES:
                 raise ValueError(f"[sherd] {file}: tensor '{name}' is {entry['dtype']}, which is not supported")
+            if name in self._tensors:
+                raise ValueError(f"[sherd] tensor '{name}' is in {self._tensors[name].file} and in {file}")
             begin = 8 + size + entry["data_offsets"][0]
             self._tensors[name] = _Tensor(file, _DTYPES[entry["dtype"]], entry["shape"], begin)
 

@@ -7,116 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-from torch.nn.modules.module import _IncompatibleKeys
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, _IncompatibleKeys
 
 from . import _C
-from .mirrors import named_parameters_for_sherd, sharded, unit_of
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
-
-
-def boxes_of(shape: Sequence[int], begin: int, end: int) -> list[Box]:
-    """Returns the elements [begin, end) of a tensor of this shape, in row-major order, as boxes in that order."""
-    if begin >= end:
-        return []
-    if len(shape) == 0:
-        return [((), ())]
-    if len(shape) == 1:
-        return [((begin,), (end - begin,))]
-    row = torch.Size(shape[1:]).numel()
-    first, last = -(-begin // row), end // row  # whole rows: first to last
-    if first > last:  # within one row
-
-        def within(index: int, low: int, high: int) -> list[Box]:
-            return [((index, *offsets), (1, *sizes)) for offsets, sizes in boxes_of(shape[1:], low, high)]
-
-        return within(last, begin - last * row, end - last * row)
-    result = []
-    for low, high in ((begin, first * row), (first * row, last * row), (last * row, end)):
-        if low >= high:
-            continue
-        if high - low >= row and low % row == 0:
-            result.append(((low // row, *[0] * (len(shape) - 1)), ((high - low) // row, *shape[1:])))
-            continue
-        index = low // row
-        for offsets, sizes in boxes_of(shape[1:], low - index * row, high - index * row):
-            result.append(((index, *offsets), (1, *sizes)))
-    return result
-
-
-class ShardedTensor(torch.Tensor):
-    """This rank's elements of a tensor that is sharded over ranks, as state_dict() of a sharded model has it. It has
-    the shape of the whole, but no operations: torch.distributed.checkpoint saves and loads it. `local` has the
-    elements, flat; `boxes` says which ones they are."""
-
-    local: torch.Tensor
-    runs: list[tuple[int, int]]
-    boxes: list[Box]
-
-    @staticmethod
-    def __new__(cls, local: torch.Tensor, shape: Sequence[int], runs: list[tuple[int, int]]) -> ShardedTensor:
-        self = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=local.dtype, device=local.device)
-        self.local = local.detach()
-        self.runs = runs
-        self.boxes = [box for begin, count in runs for box in boxes_of(shape, begin, begin + count)]
-        return self
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(
-            f"[sherd] {function} of a ShardedTensor, which has one rank's elements: use sherd.full_state_dict(model) "
-            "for whole tensors, sherd.save or torch.distributed.checkpoint to save a model"
-        )
-
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"ShardedTensor({tuple(self.shape)}, {self.dtype}, {self.local.numel()} elements here)"
-
-    def __deepcopy__(self, memo: object) -> ShardedTensor:
-        return ShardedTensor(self.local.clone(), self.shape, self.runs)
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        raise RuntimeError(
-            "[sherd] a ShardedTensor can't be pickled: use sherd.full_state_dict(model) with torch.save, or sherd.save"
-        )
-
-    def _elements(self, begin: int, count: int) -> torch.Tensor:
-        """Elements of the whole tensor that this rank has."""
-        position = 0
-        for first, length in self.runs:
-            if first <= begin and begin + count <= first + length:
-                return self.local[position + begin - first :][:count]
-            position += length
-        raise ValueError(f"[sherd] this rank does not have the elements {begin} to {begin + count} of {self!r}")
-
-    # What DCP asks a tensor for.
-
-    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
-        properties = TensorProperties.create_from_tensor(self.local)
-        return [
-            WriteItem(
-                index=MetadataIndex(name, chunk.offsets, number),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
-            )
-            for number, chunk in enumerate(self.__create_chunk_list__())
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in self.boxes]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        position = 0
-        for offsets, sizes in self.boxes:
-            count = torch.Size(sizes).numel()
-            if torch.Size(offsets) == index.offset:
-                return self.local[position : position + count].view(sizes)
-            position += count
-        raise IndexError(f"[sherd] {self!r} has nothing at {index.offset}")
-
-
-# ---- models ---------------------------------------------------------------------------------------------------------
+from .agreement import on_all_ranks
+from .buffers import check_values, recreate_buffers, set_values, whole_tensors
+from .mirrors import check_unchanged, named_modules_for_sherd, named_parameters_for_sherd, sharded, unit_of
+from .sharded_tensor import ShardedTensor, sharded_tensor
 
 
 class _Entry(NamedTuple):
@@ -131,6 +28,17 @@ def shards_by_parameter(model: torch.nn.Module) -> dict[int, _Entry]:
     return {id(entry.parameter): entry for entry in entries}
 
 
+def names_by_parameter(model: torch.nn.Module) -> dict[int, list[str]]:
+    """Returns the names of each parameter, several for a tied one, by its id."""
+    result: dict[int, list[str]] = {}
+    for name, parameter in named_parameters_for_sherd(model).items():
+        result.setdefault(id(parameter), []).append(name)
+    return result
+
+
+# ---- out of models --------------------------------------------------------------------------------------------------
+
+
 def sharded_state_dict(plain: Callable[..., dict[str, Any]], unit: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Returns the state dict of a unit; `plain` makes the one that torch would, whose parameters can't be read."""
     keep_vars = kwargs.pop("keep_vars", False)
@@ -143,26 +51,33 @@ def sharded_state_dict(plain: Callable[..., dict[str, Any]], unit: torch.nn.Modu
         if root is None:
             state[name] = value if keep_vars else value.detach()
             continue
-        shards = shards or shards_by_parameter(root)
+        if not shards:
+            check_unchanged(root)
+            shards = shards_by_parameter(root)
         shard = shards[id(value)].shard
-        state[name] = ShardedTensor(shard.main, shard.shape, shard.runs)
+        state[name] = sharded_tensor(shard, shard.main)
     return state
 
 
-def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def full_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """Returns the state dict of a root with whole tensors (main weights), on every rank's device: takes the memory of
     the whole model. Has the keys that the model's state_dict() had before it was sharded. Collective; blocks."""
-    whole = dict(_C.full_parameters(sharded(model)))
+    mirror = sharded(model)
+    check_unchanged(model)
+    whole = dict(_C.full_parameters(mirror))
     entries = shards_by_parameter(model)
     by_parameter = {number: whole[entry.shard.name] for number, entry in entries.items()}
     state = type(model)._sherd_base.state_dict(model, keep_vars=True)  # type: ignore[attr-defined]
     for name, value in _parameters_of_state(model, state).items():
-        state[name] = by_parameter[id(value)] if id(value) in by_parameter else value.detach()
+        if id(value) in by_parameter:
+            state[name] = by_parameter[id(value)]
+        elif isinstance(value, torch.Tensor):
+            state[name] = value.detach()
     return state
 
 
-def _parameters_of_state(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Inner units have put ShardedTensors into the state dict: returns the parameters (and buffers) instead."""
+def _parameters_of_state(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Inner units have put ShardedTensors into the state dict: returns the parameters instead, and the rest of it."""
     parameters = named_parameters_for_sherd(model)
     clean = {_without_wrappers(name): name for name in state}
     found = {name: value for name, value in state.items() if not isinstance(value, ShardedTensor)}
@@ -176,61 +91,97 @@ def _without_wrappers(name: str) -> str:
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
+# ---- into models ----------------------------------------------------------------------------------------------------
+
+
 def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> _IncompatibleKeys:
     """Loads a state dict of whole tensors or ShardedTensors into a root and publishes it. Collective; blocks."""
-    given = {_without_wrappers(name): value for name, value in state.items()}
-    parameters = named_parameters_for_sherd(model)
-    names_of: dict[int, list[str]] = {}
-    for name, parameter in parameters.items():
-        names_of.setdefault(id(parameter), []).append(name)
-    own = {_without_wrappers(name): value for name, value in model.state_dict().items()}
-    missing = [name for name in own if name not in given]
-    # A tied parameter may be there by one of its names only, as in the checkpoints of transformers.
-    missing = [
-        name
-        for name in missing
-        if name not in parameters or not any(other in given for other in names_of[id(parameters[name])])
-    ]
-    unexpected = [name for name in given if name not in own]
-    wrong = [
-        f"'{name}' has the shape {tuple(given[name].shape)}, but the model's is {tuple(value.shape)}"
-        for name, value in own.items()
-        if name in given and given[name].shape != value.shape
-    ]
-    if wrong or (strict and (missing or unexpected)):
-        raise RuntimeError(
-            f"[sherd] the state dict does not fit {type(model).__name__}: missing {missing}, unexpected {unexpected}, "
-            f"wrong shapes: {'; '.join(wrong) or 'none'}"
-        )
-    _load_elements(model, given, names_of, parameters)
-    for name, buffer in model.named_buffers():
-        clean = _without_wrappers(name)
-        if clean in given and clean in own:
-            buffer.copy_(given[clean])
-    return _IncompatibleKeys(missing, unexpected)
+    mirror = sharded(model)
+    check_unchanged(model)
+    world = model.__dict__["_sherd_world"]
+    loading = _Loading(model, state, _C.shards(mirror))  # the first use of a root is collective
+    result = on_all_ranks(world, lambda: loading.check(strict))
+    _C.load_from(mirror, set(), loading.read)
+    on_all_ranks(world, loading.set_rest)
+    return result
 
 
-def _load_elements(
-    model: torch.nn.Module,
-    given: Mapping[str, Any],
-    names_of: Mapping[int, list[str]],
-    parameters: Mapping[str, torch.nn.Parameter],
-) -> None:
-    entries = {shard.name: shard for shard in _C.shards(sharded(model))}
-    flat: dict[str, torch.Tensor] = {}
+class _Loading:
+    """A state dict on its way into a root."""
 
-    def read(name: str, begin: int, count: int) -> torch.Tensor:
-        value = next((given[one] for one in names_of[id(parameters[name])] if one in given), None)
-        if value is None:  # not strict: it keeps its values
-            shard = entries[name]
-            return ShardedTensor(shard.main, shard.shape, shard.runs)._elements(begin, count).cpu()
+    def __init__(self, model: torch.nn.Module, state: Mapping[str, Any], shards: Sequence[_C.Shard]) -> None:
+        self._model = model
+        self._given = {_without_wrappers(name): value for name, value in state.items()}
+        self._device = model.__dict__["_sherd_world"].device
+        self._parameters = named_parameters_for_sherd(model)
+        self._names = names_by_parameter(model)
+        self._shards = {shard.name: shard for shard in shards}
+        self._flat: dict[str, torch.Tensor] = {}
+
+    def check(self, strict: bool) -> _IncompatibleKeys:
+        """Raises if the state dict does not fit, before anything is changed."""
+        own = {_without_wrappers(name): value for name, value in self._model.state_dict().items()}
+        missing = [name for name in own if self._find(name) is None]
+        unexpected = [name for name in self._given if name not in own]
+        wrong = [text for name, value in own.items() if name in self._given and (text := self._mismatch(name, value))]
+        if wrong or (strict and (missing or unexpected)):
+            raise RuntimeError(
+                f"[sherd] the state dict does not fit {type(self._model).__name__}: missing {missing}, unexpected "
+                f"{unexpected}, wrong: {'; '.join(wrong) or 'none'}"
+            )
+        self._check_values()
+        return _IncompatibleKeys(missing, unexpected)
+
+    def _find(self, name: str) -> str | None:
+        """Returns the name under which the state dict has something: for a tied parameter any of its names, as in the
+        checkpoints of transformers."""
+        names = self._names[id(self._parameters[name])] if name in self._parameters else [name]
+        return next((one for one in names if one in self._given), None)
+
+    def _mismatch(self, name: str, own: Any) -> str | None:
+        value = self._given[name]
+        if not isinstance(own, torch.Tensor) or name.endswith(_EXTRA_STATE_KEY_SUFFIX):
+            return None
+        if not isinstance(value, torch.Tensor):
+            return f"'{name}' is a {type(value).__name__}"
+        if hasattr(value, "full_tensor"):
+            return f"'{name}' is a DTensor: call full_tensor() on it first"
+        if value.shape != own.shape:
+            return f"'{name}' has the shape {tuple(value.shape)}, but the model's is {tuple(own.shape)}"
+        return f"'{name}' is on the meta device" if value.is_meta and not isinstance(value, ShardedTensor) else None
+
+    def _check_values(self) -> None:
+        """What the state dict lacks must have values already."""
+        without = [name for name, one in self._shards.items() if not one.has_values and self._find(name) is None]
+        if without:
+            raise ValueError(
+                f"[sherd] the state dict does not have {without}, which were built on the meta device and have no "
+                "values: call sherd.initialise(model) first"
+            )
+        recreate_buffers(self._model, self._device)
+        check_values(self._model, [name for name in whole_tensors(self._model) if self._find(name) is not None])
+
+    def read(self, name: str, begin: int, count: int) -> torch.Tensor:
+        """Returns elements of a sharded parameter."""
+        found = self._find(name)
+        if found is None:  # not strict: it keeps its values
+            shard = self._shards[name]
+            return sharded_tensor(shard, shard.main)._elements(begin, count).cpu()
+        value = self._given[found]
         if isinstance(value, ShardedTensor):
             return value._elements(begin, count).cpu()
-        if name not in flat:
-            flat[name] = value.detach().reshape(-1)
-        return flat[name][begin : begin + count].cpu()
+        if found not in self._flat:
+            self._flat[found] = value.detach().reshape(-1)
+        return self._flat[found][begin : begin + count].cpu()
 
-    for value in given.values():
-        if hasattr(value, "full_tensor"):
-            raise ValueError("[sherd] the state dict has DTensors: call full_tensor() on them first")
-    _C.load_from(sharded(model), set(), read)
+    def set_rest(self) -> None:
+        """Sets what is whole on every rank: buffers, ignored parameters and the extra state of modules."""
+        kept = {_without_wrappers(name) for name in self._model.state_dict()}
+        for name, tensor in whole_tensors(self._model).items():
+            found = self._find(name)
+            if found is not None and name in kept:
+                set_values(tensor, self._given[found], self._device)
+        for prefix, module in named_modules_for_sherd(self._model):
+            name = prefix + _EXTRA_STATE_KEY_SUFFIX
+            if name in self._given and name in kept:
+                module.set_extra_state(self._given[name])

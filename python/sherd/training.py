@@ -9,7 +9,10 @@ from collections.abc import Callable
 import torch
 
 from . import _C
-from .mirrors import sharded
+from .mirrors import check_unchanged, sharded
+
+
+_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # whose pieces others may have
 
 
 def micro_batches(model: torch.nn.Module, count: int) -> None:
@@ -35,11 +38,33 @@ def publish(model: torch.nn.Module) -> None:
 
 def named_parameters(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Returns this rank's elements of the main weight of each trainable parameter, with its full name: flat, maybe
-    empty, in the same order on all ranks. They have a grad from the end of a step's last backward to the update."""
+    empty, in the same order on all ranks. They have a grad from the end of a step's last backward to the update.
+    Raises if the model's parameters are not those that were sharded."""
     pieces = _C.named_parameters(sharded(model))
-    for _, piece in pieces:
+    check_unchanged(model)
+    for name, piece in pieces:
         piece._sherd_model = weakref.ref(model)  # strong, it would keep the model alive for ever
+        piece._sherd_name = name
+    _models.add(model)
     return pieces
+
+
+def model_of(piece: torch.Tensor) -> torch.nn.Module | None:
+    """Returns the root of which named_parameters() has returned this tensor, if it is one of these."""
+    reference = getattr(piece, "_sherd_model", None)
+    return None if reference is None else reference()
+
+
+def main_gradient_of(tensor: torch.Tensor) -> torch.nn.Module | None:
+    """Returns the root of which a tensor is a main gradient, if named_parameters() was called for it."""
+    for model in list(_models):
+        for _, piece in _C.named_parameters(sharded(model)):
+            gradient = piece.grad
+            if gradient is tensor or (
+                gradient is not None and tensor.numel() > 0 and gradient.data_ptr() == tensor.data_ptr()
+            ):
+                return model
+    return None
 
 
 def parameters(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C
 from ._C import Cut, Granule, Mesh, Placement, Precision
-from .mirrors import mark_parameters, mirror_of, sharded
+from .mirrors import announced_mirror, mark_parameters, mirror_of
 from .ranks import to_mesh
 from .unit_class import unit_class
 
@@ -86,7 +86,8 @@ def fully_shard(
     precision: a recipe such as 'bf16_o2' (see sherd.Precision.recipes()), a sherd.Precision, or FSDP2's
         MixedPrecisionPolicy; default: each parameter's own dtype.
     keep_gathered: keeps the parameters from the forward to the backward (reshard_after_forward=False).
-    prefetch, backward_prefetch: units to gather when this one begins its forward or backward.
+    prefetch, backward_prefetch: units to gather when this one begins its forward or backward; they may be sharded
+        later.
     ignored: patterns of parameters that are left alone.
     rules: exceptions for some parameters.
 
@@ -98,22 +99,24 @@ def fully_shard(
     budget: limit in bytes for weights, gradients and arena; the first use raises if it is exceeded.
     """
     _check_parameters(module)
+    over = to_mesh(mesh)
     mirror = mirror_of(module, {})
     _C.fully_shard(
         mirror,
-        mesh=to_mesh(mesh),
+        mesh=over,
         axes=axes,
         placement=_placement(strategy),
         precision=_precision(precision),
         keep_gathered=keep_gathered,
-        prefetch=[sharded(unit) for unit in prefetch],
-        backward_prefetch=[sharded(unit) for unit in backward_prefetch],
+        prefetch=[announced_mirror(unit) for unit in prefetch],
+        backward_prefetch=[announced_mirror(unit) for unit in backward_prefetch],
         ignored=list(ignored),
         rules=[rule._for_sherd() for rule in rules],
         root=_root_options(prefetch_depth, loss, memory, symmetric, budget),
     )
     module.__dict__["_sherd"] = mirror
     module.__dict__["_sherd_loss"] = loss or "mean"
+    module.__dict__["_sherd_world"] = over.world
     object.__setattr__(module, "__class__", unit_class(type(module)))
     mark_parameters(module, ignored)
     return module

@@ -85,6 +85,29 @@ Call enter(const MirrorPtr& mirror) {
   return {before_forward(*mirror)};
 }
 
+/// Names and tensors of an OrderedDict, in its order.
+std::vector<std::pair<std::string, at::Tensor>> pairs_of(
+    const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  std::vector<std::pair<std::string, at::Tensor>> result;
+  for (const auto& item : tensors) result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+std::vector<std::pair<std::string, MirrorPtr>> children_of(const Mirror& mirror) {
+  std::vector<std::pair<std::string, MirrorPtr>> result;
+  for (const auto& item : mirror.named_children()) {
+    result.emplace_back(item.key(), std::dynamic_pointer_cast<Mirror>(item.value()));
+  }
+  return result;
+}
+
+/// Gives a tensor of the meta device memory on another one, without values. Tensor::set_data can't
+/// leave the meta device.
+void allocate(const at::Tensor& tensor, c10::Device device) {
+  const auto data = at::empty(tensor.sizes(), tensor.options().device(device));
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
+}
+
 void leave(Call& call, const py::object& result) {
   OutputWalk walk;
   walk.visit(result.ptr());
@@ -131,9 +154,17 @@ void bind_mirror(py::module_& module) {
       .def(
           "add_buffer", [](Mirror& mirror, const std::string& name,
                            const at::Tensor& tensor) { mirror.register_buffer(name, tensor); })
-      .def("add_child", [](Mirror& mirror, const std::string& name, const MirrorPtr& child) {
-        mirror.register_module(name, child);
-      });
+      .def(
+          "add_child", [](Mirror& mirror, const std::string& name,
+                          const MirrorPtr& child) { mirror.register_module(name, child); })
+      .def(
+          "parameters",
+          [](const Mirror& mirror) { return pairs_of(mirror.named_parameters(/*recurse=*/false)); })
+      .def(
+          "buffers",
+          [](const Mirror& mirror) { return pairs_of(mirror.named_buffers(/*recurse=*/false)); })
+      .def("children", &children_of);
+  module.def("allocate", &allocate);
 
   py::class_<Call>(module, "Call").def_property_readonly("input_dtype", [](const Call& call) {
     return call.call.input_dtype();

@@ -14,15 +14,52 @@ std::chrono::milliseconds to_milliseconds(double seconds) {
 }
 
 WorldOptions world_options(
-    const std::optional<std::string>& backend, double start_timeout, double operation_timeout) {
+    const std::optional<std::string>& backend,
+    const std::optional<c10::Device>& device,
+    double start_timeout,
+    double operation_timeout,
+    bool high_priority_stream,
+    int max_ctas,
+    const std::string& interface) {
   WorldOptions options;
   if (backend) {
-    options.backend =
-        choose<Backend>("backend", *backend, {{"mpi", Backend::mpi}, {"nccl", Backend::nccl}});
+    options.backend = choose<Backend>(
+        "backend", *backend,
+        {{"mpi", Backend::mpi}, {"nccl", Backend::nccl}, {"tcp", Backend::tcp}});
   }
+  if (device) options.device = device->type();
   options.start_timeout = to_milliseconds(start_timeout);
   options.operation_timeout = to_milliseconds(operation_timeout);
+  options.high_priority_stream = high_priority_stream;
+  options.max_ctas = max_ctas;
+  options.interface = interface;
   return options;
+}
+
+void bind_world_options(py::module_& module) {
+  const auto seconds = [](std::chrono::milliseconds time) {
+    return static_cast<double>(time.count()) / 1000;
+  };
+  const WorldOptions defaults;
+  py::class_<WorldOptions>(
+      module, "WorldOptions",
+      "Options of a world, equal on all ranks but for `interface`.\n\n"
+      "backend: 'mpi', 'tcp' or 'nccl'; default: nccl on GPUs, on CPU mpi if the launcher starts "
+      "MPI, else tcp.\n"
+      "device: where the ranks' tensors are, 'cpu' or 'cuda'; default: a GPU if there is one.\n"
+      "start_timeout: seconds to wait for all ranks to arrive.\n"
+      "operation_timeout: seconds that an operation may take before it fails for good.\n"
+      "high_priority_stream: nccl: operations run on a stream of high priority.\n"
+      "max_ctas: nccl: largest number of CTAs of a collective; 0: NCCL's choice.\n"
+      "interface: tcp: network interface or own address at which this rank listens; default: the "
+      "environment variable SHERD_INTERFACE, else the address that reaches the store.")
+      .def(
+          py::init(&world_options), py::kw_only(), py::arg("backend") = py::none(),
+          py::arg("device") = py::none(),
+          py::arg("start_timeout") = seconds(defaults.start_timeout),
+          py::arg("operation_timeout") = seconds(defaults.operation_timeout),
+          py::arg("high_priority_stream") = defaults.high_priority_stream,
+          py::arg("max_ctas") = defaults.max_ctas, py::arg("interface") = defaults.interface);
 }
 
 Reduction reduction_of(const std::string& word) {
@@ -40,22 +77,20 @@ std::vector<Axis> axes_of(const std::vector<std::pair<std::string, int64_t>>& gi
 void bind_world(py::module_& module) {
   py::class_<World>(module, "World", "All ranks of a run, and this one's place among them.")
       .def_static(
-          "from_environment",
-          [](const std::optional<std::string>& backend, double start, double operation) {
-            return World::from_environment(world_options(backend, start, operation));
-          },
-          py::arg("backend") = py::none(), py::arg("start_timeout") = 60.0,
-          py::arg("operation_timeout") = 600.0, Outside(),
+          "from_environment", &World::from_environment, py::arg("options") = WorldOptions(),
+          Outside(),
           "The ranks that mpirun, torchrun or srun has started; without a launcher: this process "
-          "alone. Timeouts are in seconds. Collective.")
+          "alone. Collective.")
       .def_static(
           "over",
-          [](c10d::ProcessGroup& group) {
+          [](c10d::ProcessGroup& group, const WorldOptions& options) {
             return World::over(
-                c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(&group));
+                c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(&group),
+                options);
           },
-          py::arg("group"), Outside(),
-          "The ranks of a process group of torch.distributed with an nccl backend. Collective.")
+          py::arg("group"), py::arg("options") = WorldOptions(), Outside(),
+          "The ranks of a process group of torch.distributed: over its nccl backend if it has one "
+          "and there is a GPU, else CPU ranks over tcp that meet at its store. Collective.")
       .def_static(
           "emulated",
           [](int64_t rank, int64_t size, c10::Device device,
@@ -116,6 +151,7 @@ void bind_network(py::module_& module) {
 
 void bind_ranks(py::module_& module) {
   bind_network(module);
+  bind_world_options(module);
   bind_world(module);
   py::class_<Mesh>(module, "Mesh", "The ranks of a world as a grid with named axes.")
       .def(

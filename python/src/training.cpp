@@ -102,6 +102,7 @@ void bind_training(py::module_& module) {
           "shape",
           [](const Shard& shard) -> Shape { return shard.cut ? shard.cut->shape : shard.shape; })
       .def_readonly("trainable", &Shard::trainable)
+      .def_readonly("has_values", &Shard::has_values)
       .def_readonly("main", &Shard::main)
       .def_property_readonly("runs", &runs_of);
   module.def(

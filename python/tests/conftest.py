@@ -11,7 +11,7 @@ import sherd
 from sherd import ranks
 
 torch.set_num_threads(1)
-ranks._world = sherd.World.from_environment(operation_timeout=60.0)
+ranks._world = sherd.World.from_environment(sherd.WorldOptions(operation_timeout=60.0))
 
 
 @pytest.fixture(scope="session")
@@ -55,18 +55,20 @@ def pytest_runtest_teardown(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """`all` marks what SHERD_TEST_ALL runs; `ranks(n)` what needs at least n ranks."""
+    """`all` marks what SHERD_TEST_ALL runs; `ranks(n)` what needs at least n ranks, `alone` one process."""
     world, chosen, left_out = sherd.world(), [], []
     for item in items:
         needed = next((mark.args[0] for mark in item.iter_markers("ranks")), 1)
         wanted = "SHERD_TEST_ALL" in os.environ or not item.get_closest_marker("all")
-        (chosen if wanted and world.size >= needed else left_out).append(item)
+        most = 1 if item.get_closest_marker("alone") else world.size
+        (chosen if wanted and needed <= world.size <= most else left_out).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "all: runs with SHERD_TEST_ALL only")
+    config.addinivalue_line("markers", "alone: runs on one process only")
     config.addinivalue_line("markers", "ranks(n): needs at least n ranks")
 
 

@@ -6,6 +6,7 @@ import torch
 
 import sherd
 from parity import Net, shard, trains_like_torch
+from sherd import ranks
 
 
 def test_the_world(world):
@@ -14,6 +15,29 @@ def test_the_world(world):
     ranks = torch.tensor([float(world.rank)])
     world.all_reduce(ranks)
     assert ranks.item() == sum(range(world.size))
+
+
+def test_a_world_over_a_process_group(process_group, world):
+    over = sherd.World.over(process_group, sherd.WorldOptions(operation_timeout=60.0))
+    assert (over.rank, over.size, over.backend, over.launcher) == (world.rank, world.size, "tcp", "caller")
+    trains_like_torch(Net(), mesh=sherd.Mesh(over, [("dp", over.size)]), steps=2)
+
+
+def test_the_world_that_is_found(process_group, world):
+    found = ranks._find_world(sherd.WorldOptions(operation_timeout=60.0))
+    assert (found.rank, found.size) == (world.rank, world.size)
+    assert found.launcher == ("mpirun" if world.launcher == "mpirun" else "caller")
+    with pytest.raises(RuntimeError, match="open already"):
+        sherd.open_world()
+
+
+@pytest.mark.ranks(2)
+def test_options_of_worlds(process_group):
+    with pytest.raises(ValueError, match="backend is 'gloo'; it must be one of 'mpi', 'nccl', 'tcp'"):
+        sherd.WorldOptions(backend="gloo")
+    with pytest.raises(RuntimeError, match="no network interface 'no-such-interface'"):
+        options = sherd.WorldOptions(backend="tcp", device=torch.device("cpu"), interface="no-such-interface")
+        sherd.World.over(process_group, options)
 
 
 def test_meshes_of_torch(process_group, world):

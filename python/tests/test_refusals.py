@@ -4,35 +4,65 @@
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch.nn.utils import clip_grads_with_norm_ as bound_before
 
 import sherd
 from parity import Net, sample, shard, square
 
 
 def test_optimizers_over_the_modules_parameters():
-    net = shard(Net())
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1)
+    net = Net()
+    early = torch.optim.AdamW(net.parameters(), lr=1)
+    shard(net)
+    for make in (torch.optim.AdamW, lambda parameters: torch.optim.SGD([{"params": list(parameters)}], lr=1)):
+        with pytest.raises(ValueError, match=r"sherd\.parameters\(model\)"):
+            make(net.parameters())
     square(net, sample(0, 0)).backward()
     with pytest.raises(ValueError, match=r"sherd\.parameters\(model\)"):
-        optimizer.step()
+        early.step()
     plain = torch.nn.Linear(1, 1)
-    torch.optim.AdamW(plain.parameters()).step()
+    optimizer = torch.optim.AdamW(plain.parameters())
+    with pytest.raises(ValueError, match=r"sherd\.parameters\(model\)"):
+        optimizer.add_param_group({"params": list(net.parameters())})
+    assert len(optimizer.param_groups) == 1
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon", "LBFGS"])
+def test_optimizers_that_look_at_whole_parameters(name):
+    make = getattr(torch.optim, name)
+    with pytest.raises(ValueError, match=f"{name} looks at whole parameters|2D"):
+        make(sherd.parameters(shard(Net())))
+    make([torch.nn.Parameter(torch.ones(2, 2))])
 
 
 def test_clipping_this_ranks_gradients():
     net = shard(Net())
     square(net, sample(0, 0)).backward()
-    for parameters in (net.parameters(), sherd.parameters(net)):
+    for parameters in (list(net.parameters()), sherd.parameters(net)):
         with pytest.raises(ValueError, match=r"sherd\.clip_grad_norm_"):
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        with pytest.raises(ValueError, match=r"sherd\.clip_grad_norm_"):
+            torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, torch.ones(()))
+        with pytest.raises(ValueError, match=r"sherd\.clip_grad_norm_"):
+            bound_before(parameters, 1.0, torch.ones(()))
+    with pytest.raises(ValueError, match="this rank's gradients"):
+        torch.nn.utils.get_total_norm([piece.grad for piece in sherd.parameters(net)])
+    with pytest.raises(ValueError, match="no gradients"):
+        torch.nn.utils.clip_grad_value_(net.parameters(), 1.0)
+    torch.nn.utils.clip_grad_value_(sherd.parameters(net), 1e-4)  # of each element alone
+    assert all(piece.grad.abs().max() <= 1e-4 for piece in sherd.parameters(net) if piece.numel() > 0)
     plain = torch.nn.Linear(1, 1)
     plain(torch.ones(1)).backward()
     assert torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e-3) > 1e-3
+    assert torch.nn.utils.get_total_norm([one.grad for one in plain.parameters()]) < 2e-3
+    torch.nn.utils.clip_grad_value_(plain.parameters(), 1e-5)
 
 
 def test_copies_pickles_moves_and_new_parameters():
@@ -79,11 +109,19 @@ def test_settings_of_adamw_that_can_not_change():
 
 
 def test_the_grad_scaler_of_torch():
-    net = shard(Net())
-    optimizer, scaler = sherd.AdamW(net), torch.amp.GradScaler("cpu")
-    scaler.scale(square(net, sample(0, 0))).backward()
-    with pytest.raises(ValueError, match="LossScaling"):
-        scaler.step(optimizer)
+    for make in (sherd.AdamW, lambda net: torch.optim.SGD(sherd.parameters(net), lr=0.1)):
+        net, scaler = shard(Net()), torch.amp.GradScaler("cpu")
+        optimizer = make(net)
+        scaler.scale(square(net, sample(0, 0))).backward()
+        for use in (scaler.unscale_, scaler.step):
+            with pytest.raises(ValueError, match="LossScaling"):
+                use(optimizer)
+        torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
+    plain, scaler = torch.nn.Linear(1, 1), torch.amp.GradScaler("cpu")
+    before = plain.weight.clone()
+    scaler.scale(plain(torch.ones(1)).sum()).backward()
+    scaler.step(torch.optim.SGD(plain.parameters(), lr=0.1))
+    assert not torch.equal(before, plain.weight)
 
 
 def test_a_second_optimizer_of_torch_over_the_same_model():
@@ -146,11 +184,20 @@ def test_meshes_that_do_not_have_all_ranks(process_group, world):
             sherd.fully_shard(Net(), mesh=backwards)
 
 
-def test_another_version_of_torch(world):
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("torch.__version__ = '1.0'", f"built with torch {re.escape(torch.__version__)}, but this is torch 1.0"),
+        ("torch.version.cuda = '1.0'", f"CUDA {torch.version.cuda or 'none'}, but this is a torch for CUDA 1.0"),
+        ("sys.version_info = (3, 99)", r"built with Python 3.\d+, but this is Python 3.99"),
+    ],
+    ids=["torch", "cuda", "python"],
+)
+def test_another_version_of_what_it_was_built_with(world, change, words):
     if world.size > 1:
         return  # nothing here depends on ranks
-    code = "import torch; torch.__version__ = '1.0'; import sherd"
+    code = f"import sys, torch; {change}; import sherd"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI", "PMIX"))}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert result.returncode == 1
-    assert f"built with torch {torch.__version__}, but torch 1.0 is imported" in result.stderr
+    assert re.search(words, result.stderr), result.stderr

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State dicts and torch.distributed.checkpoint."""
 
+import copy
 import itertools
 
 import pytest
@@ -9,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 import sherd
 from parity import Net, sample, shard, square
-from sherd.state import boxes_of
+from sherd.sharded_tensor import boxes_of
 
 
 def trained(**options):
@@ -133,3 +134,131 @@ def test_plain_torch_and_fsdp2_read_it_and_the_other_way_round(process_group, sh
     net.load_state_dict(state)
     again = sherd.full_state_dict(net)
     assert all(torch.equal(again[name], full[name] + 1) for name in full)
+
+
+@pytest.mark.parametrize("other_strategy", ["optim_grads", "optim_grads_params"])
+def test_dcp_restores_optimizers_of_torch(process_group, shared_folder, other_strategy):
+    def make(strategy):
+        net = shard(Net(), strategy=strategy)
+        optimizer = torch.optim.AdamW(sherd.parameters(net), lr=1e-2)
+        square(net, sample(0, sherd.world().rank)).backward()
+        optimizer.step()
+        return net, optimizer
+
+    net, optimizer = make("optim_grads_params")
+    state = optimizer.state_dict()
+    assert state["param_groups"][0]["params"] == [name for name, _ in sherd.named_parameters(net)]
+    assert state["state"]["head.weight"]["exp_avg"].shape == net.head.weight.shape
+    dcp.save({"model": net.state_dict(), "optimizer": state}, checkpoint_id=shared_folder)
+    torch.manual_seed(9)
+    other, other_optimizer = make(other_strategy)
+    square(other, sample(3, 0)).backward()
+    other_optimizer.step()
+    loaded = {"model": other.state_dict(), "optimizer": other_optimizer.state_dict()}
+    dcp.load(loaded, checkpoint_id=shared_folder)
+    other.load_state_dict(loaded["model"])
+    other_optimizer.load_state_dict(loaded["optimizer"])
+    for one, its in ((net, optimizer), (other, other_optimizer)):
+        square(one, sample(5, sherd.world().rank)).backward()
+        its.step()
+    left, right = sherd.full_state_dict(net), sherd.full_state_dict(other)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_state_of_other_parameters_is_an_error():
+    net = shard(Net())
+    optimizer = torch.optim.SGD(sherd.parameters(net), lr=0.1, momentum=0.9)
+    square(net, sample(0, 0)).backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["param_groups"][0]["params"][0] = "another"
+    with pytest.raises(ValueError, match="other parameters.*another"):
+        optimizer.load_state_dict(state)
+    state = optimizer.state_dict()
+    state["state"]["head.weight"]["momentum_buffer"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"'momentum_buffer' of 'head.weight' has the shape \(3,\)"):
+        optimizer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="full_state_dict|sherd.save"):
+        torch.save(optimizer.state_dict(), "/dev/null")
+
+
+def test_dcp_restores_the_updates_that_a_parameter_has_missed(process_group, shared_folder, world):
+    def run(net, optimizer, frozen, number):
+        net.blocks[1].requires_grad_(not frozen)
+        square(net, sample(number, world.rank)).backward()
+        optimizer.step()
+
+    net = shard(Net())
+    optimizer = sherd.AdamW(net, lr=1e-2)
+    for number, frozen in enumerate((False, True, True)):
+        run(net, optimizer, frozen, number)
+    net.blocks[1].requires_grad_(True)
+    dcp.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=shared_folder)
+    other = shard(Net())
+    other_optimizer = sherd.AdamW(other, lr=1e-2)
+    state = {"model": other.state_dict(), "optimizer": other_optimizer.state_dict()}
+    dcp.load(state, checkpoint_id=shared_folder)
+    other.load_state_dict(state["model"])
+    other_optimizer.load_state_dict(state["optimizer"])
+    assert other_optimizer.state_dict()["state"]["blocks.1.up.weight"]["step"].item() == 1
+    for one, its in ((net, optimizer), (other, other_optimizer)):
+        run(one, its, False, 7)
+    left, right = sherd.full_state_dict(net), sherd.full_state_dict(other)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_adamw_of_torch_and_of_sherd_take_each_others_state(process_group, shared_folder, world):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    net = Net()
+    plain = copy.deepcopy(net)
+    shard(net)
+    mine, its = sherd.AdamW(net, lr=1e-2), torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    for number in range(2):
+        square(net, sample(number, 0)).backward()
+        mine.step()
+        its.zero_grad()
+        square(plain, sample(number, 0)).backward()
+        its.step()
+    dcp.save(get_optimizer_state_dict(plain, its), checkpoint_id=shared_folder + "/torch")
+    dcp.save(mine.state_dict(), checkpoint_id=shared_folder + "/sherd")
+    # Sherd reads torch's.
+    other = shard(copy.deepcopy(plain))
+    optimizer = sherd.AdamW(other, lr=1e-2)
+    state = optimizer.state_dict()
+    del state["progress"]
+    dcp.load(state, checkpoint_id=shared_folder + "/torch")
+    optimizer.load_state_dict(state)
+    # torch reads Sherd's.
+    again = copy.deepcopy(plain)
+    of_torch = torch.optim.AdamW(again.parameters(), lr=1e-2)
+    state = get_optimizer_state_dict(again, of_torch)
+    dcp.load(state, checkpoint_id=shared_folder + "/sherd")
+    set_optimizer_state_dict(again, of_torch, state)
+    for model, its_optimizer in ((net, mine), (plain, its), (other, optimizer), (again, of_torch)):
+        its_optimizer.zero_grad()
+        square(model, sample(7, 0)).backward()
+        its_optimizer.step()
+    expected = plain.state_dict()
+    for state in (sherd.full_state_dict(net), sherd.full_state_dict(other), again.state_dict()):
+        assert max((state[name] - value).abs().max().item() for name, value in expected.items()) < 1e-6
+
+
+def test_get_and_set_model_state_dict(process_group, shared_folder):
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    net, _ = trained()
+    expected = sherd.full_state_dict(net)
+    state = get_model_state_dict(net)
+    assert all(isinstance(value, sherd.ShardedTensor) for value in state.values())
+    dcp.save(state, checkpoint_id=shared_folder)
+    other = shard(Net())
+    state = get_model_state_dict(other)
+    dcp.load(state, checkpoint_id=shared_folder)
+    set_model_state_dict(other, state)
+    loaded = sherd.full_state_dict(other)
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+    third = shard(Net())
+    set_model_state_dict(third, expected)
+    loaded = sherd.full_state_dict(third)
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)

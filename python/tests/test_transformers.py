@@ -112,3 +112,20 @@ def test_meta_device_with_the_buffers_real(shared_folder, world):
     full = sherd.full_state_dict(other)
     assert all(torch.equal(value, full[name]) for name, value in model.state_dict().items())
     other(**batch(0, world.rank)).loss.backward()
+
+
+def test_the_meta_device_with_nothing_real(shared_folder, world):
+    settings = {"tie_word_embeddings": True, "rope_theta": 500.0}
+    model = tiny_llama(**settings)
+    if world.rank == 0:
+        model.save_pretrained(shared_folder)
+    world.barrier()
+    with torch.device("meta"):
+        other = tiny_llama(**settings)
+    assert other.model.rotary_emb.inv_freq.is_meta
+    shard(other)
+    sherd.load(other, shared_folder)
+    assert torch.equal(other.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    assert other.model.rotary_emb.original_inv_freq is other.model.rotary_emb.inv_freq
+    expected = model(**batch(0, world.rank)).loss
+    assert abs(other(**batch(0, world.rank)).loss.item() - expected.item()) < 1e-6

@@ -163,13 +163,12 @@ void load_elements(
   std::vector<StoredParameter> parameters;
   const auto each_run_here = [&](const std::function<void(const StoredParameter&, const Run&)>& f) {
     for (const auto& parameter : parameters) {
-      if (parameter.buffer.defined()) continue;
       const int64_t end = parameter.begin + parameter.pieces[Set::main].numel();
       each_run(parameter, parameter.begin, end, [&](const Run& run) { f(parameter, run); });
     }
   };
   on_all_ranks_for_long(sharded, [&] {
-    parameters = stored_parameters(*model, sharded, nullptr, slices, Purpose::load);
+    parameters = stored_parameters(*model, sharded, nullptr, slices, Purpose::load_parameters);
     std::set<std::string> tensors;
     each_run_here([&](const StoredParameter&, const Run& run) {
       if (check && tensors.insert(*run.tensor).second) check(*run.tensor);

@@ -104,7 +104,9 @@ std::vector<StoredParameter> stored_parameters(
     }
     result.push_back(std::move(one));
   }
-  add_buffers(model, sharded.world(), slices_of, purpose, result);
+  if (purpose != Purpose::load_parameters) {
+    add_buffers(model, sharded.world(), slices_of, purpose, result);
+  }
   return result;
 }
 

@@ -40,8 +40,8 @@ void each_run(
 
 /// Returns all parameters of a model with the moments of its optimizer (which may be null), and its
 /// buffers, which the first rank writes; in the same order on every rank. For loading, buffers on
-/// the meta device are allocated; for saving, they throw.
-enum class Purpose : uint8_t { save, load };
+/// the meta device are allocated; for saving, they throw. `load_parameters`: without buffers.
+enum class Purpose : uint8_t { save, load, load_parameters };
 std::vector<StoredParameter> stored_parameters(
     const torch::nn::Module& model,
     const ShardedModel& sharded,

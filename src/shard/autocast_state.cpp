@@ -28,6 +28,10 @@ void autocast_to(c10::ScalarType dtype, c10::DeviceType given) {
   const auto device = given == c10::DeviceType::Meta ? meta_target() : given;
   autocast::set_autocast_enabled(device, true);
   autocast::set_autocast_dtype(device, dtype);
+  autocast_without_cache();
+}
+
+void autocast_without_cache() {
   autocast::set_autocast_cache_enabled(false);
 }
 

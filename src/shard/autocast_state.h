@@ -11,8 +11,10 @@ namespace sherd {
 /// Returns this thread's autocast settings.
 SHERD_API AutocastState autocast_now();
 SHERD_API void restore(const AutocastState& state);
-/// Enables autocast for a device on this thread, without its cache of cast weights: those would
-/// outlive the gathered parameters and take as much memory as the whole model.
+/// Enables autocast for a device on this thread, without its cache.
 void autocast_to(c10::ScalarType dtype, c10::DeviceType device);
+/// Turns off autocast's cache of cast weights on this thread: they would outlive the gathered
+/// parameters, take as much memory as the whole model, and be old after an update.
+void autocast_without_cache();
 
 }  // namespace sherd

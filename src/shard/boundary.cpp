@@ -21,6 +21,9 @@ UnitCall before_forward(ModuleRef module) {
     if (const auto dtype = unit->options().precision.autocast) {
       call.outside_ = autocast_now();
       autocast_to(*dtype, unit->mesh().world().device().type());
+    } else if (const auto now = autocast_now(); (now.cpu || now.cuda) && now.cache) {
+      call.outside_ = now;
+      autocast_without_cache();
     }
     return call;
   } catch (...) {

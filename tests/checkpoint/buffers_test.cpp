@@ -188,6 +188,16 @@ TEST_F(CheckpointBuffers, ThoseOfAModelWithoutMemoryGetIt) {
   EXPECT_TRUE(other->block->norm->running_mean.is_cpu());
 }
 
+TEST_F(CheckpointBuffers, ElementsFromElsewhereLeaveThemAlone) {
+  auto model = make(1);
+  model->register_buffer("late", at::empty({2}, at::kMeta));
+  const auto before = model->scales.clone();
+  load_elements(
+      model, {}, [](const std::string&, int64_t, int64_t count) { return at::ones({count}); });
+  EXPECT_TRUE(model->named_buffers()["late"].is_meta());
+  EXPECT_TRUE(at::equal(model->scales, before));
+}
+
 TEST_F(CheckpointBuffers, OneWithoutValuesIsNotSaved) {
   NormedModel model{nullptr};
   {

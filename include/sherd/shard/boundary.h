@@ -54,13 +54,14 @@ class SHERD_API UnitCall {
 // Each does nothing for a module that is not a unit. One thread at a time may use a model.
 
 /// Begins a call of a unit: all-gathers its parameters unless they were gathered ahead, starts the
-/// gathers of the next units, and sets autocast to the unit's Precision::autocast. On CUDA, work
-/// that is enqueued on the current stream after this call finds the full parameters; on CPU they
-/// are there on return. For the root this is collective: every rank calls the root or
-/// sherd::idle_pass. (A unit that is called before its root was ever used becomes a root itself.)
-/// Throws if a unit is called outside its root, in a backward without sherd::recompute, while
-/// parameters have no values, if main weights were written but not published, and on all ranks if
-/// they begin different passes. After an error the pass is over (see abandon()).
+/// gathers of the next units, and sets autocast to the unit's Precision::autocast. If autocast is
+/// on around the call, its cache of cast weights is off until after_forward(). On CUDA, work that
+/// is enqueued on the current stream after this call finds the full parameters; on CPU they are
+/// there on return. For the root this is collective: every rank calls the root or sherd::idle_pass.
+/// (A unit that is called before its root was ever used becomes a root itself.) Throws if a unit is
+/// called outside its root, in a backward without sherd::recompute, while parameters have no
+/// values, if main weights were written but not published, and on all ranks if they begin different
+/// passes. After an error the pass is over (see abandon()).
 SHERD_API UnitCall before_forward(ModuleRef module);
 /// Ends the call: releases (reshards) the parameters unless the unit stays gathered, restores
 /// autocast, and hooks the outputs, so that before_backward() is called when a gradient reaches one

@@ -25,6 +25,9 @@ struct Shard {
   bool trainable = true;       ///< when it was sharded
   int64_t begin = 0;           ///< first of the elements, counted in the parameter
   at::Tensor main;             ///< the main weight's elements from there on: flat, maybe empty
+  /// False: the parameter was built on the meta device and has been given no values yet. The same
+  /// on all ranks.
+  bool has_values = true;
 };
 
 /// Returns this rank's elements of all parameters of a root, frozen ones included, in the same
