@@ -5,6 +5,7 @@ import ctypes
 import gc
 import weakref
 
+import pytest
 import torch
 
 import sherd
@@ -58,6 +59,19 @@ def test_memory_stays_flat_over_many_models():
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
     before = run(3)
     assert run(10) - before < 8 << 20, "one parameter of each model would be 160 MiB"
+
+
+@pytest.mark.all
+def test_memory_stays_flat_over_a_thousand_models():
+    def run(count):
+        for _ in range(count):
+            train_and_drop()
+        gc.collect()
+        return resident_bytes()
+
+    first, second = run(200), run(800)
+    print(f"resident memory after 200 and 1,000 models: {first / 2**20:.1f} and {second / 2**20:.1f} MiB")
+    assert second - first < 8 << 20, "10 KiB of each model would be 8 MiB"
 
 
 def test_an_optimizer_outlives_its_model():
