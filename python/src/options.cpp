@@ -3,6 +3,7 @@
 
 #include "mirror.h"
 #include "sherd/shard/fully_shard.h"
+#include "sherd/shard/late_options.h"
 
 namespace sherd::python {
 namespace {
@@ -167,6 +168,21 @@ void shard(
   module->keep_unit();
 }
 
+using Mirrors = std::optional<std::vector<MirrorPtr>>;
+
+void change(
+    const MirrorPtr& unit,
+    std::optional<bool> keep_gathered,
+    const Mirrors& prefetch,
+    const Mirrors& backward_prefetch,
+    const std::optional<RootOptions>& root) {
+  LateOptions options{.keep_gathered = keep_gathered};
+  if (prefetch) options.prefetch = modules_of(*prefetch);
+  if (backward_prefetch) options.backward_prefetch = modules_of(*backward_prefetch);
+  options.root = root;
+  change_options(*unit, options);
+}
+
 }  // namespace
 
 void bind_options(py::module_& module) {
@@ -182,6 +198,10 @@ void bind_options(py::module_& module) {
       py::arg("placement"), py::arg("precision"), py::arg("keep_gathered"), py::arg("prefetch"),
       py::arg("backward_prefetch"), py::arg("ignored"), py::arg("rules"), py::arg("root"),
       Outside());
+  module.def(
+      "change_options", &change, py::arg("unit"), py::kw_only(),
+      py::arg("keep_gathered") = py::none(), py::arg("prefetch") = py::none(),
+      py::arg("backward_prefetch") = py::none(), py::arg("root") = py::none(), Outside());
 }
 
 }  // namespace sherd::python

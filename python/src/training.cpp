@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "mirror.h"
+#include "sherd/shard/accumulate.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/initialise.h"
 #include "sherd/shard/shards.h"
@@ -75,6 +76,26 @@ void bind_training(py::module_& module) {
   module.def(
       "release", [](const MirrorPtr& unit) { release(*unit); }, Outside());
   module.def(
+      "expect_backward",
+      [](const MirrorPtr& model, const std::string& next) {
+        expect_backward(
+            *model, choose<NextBackward>(
+                        "the next backward", next,
+                        {{"unknown", NextBackward::unknown},
+                         {"more", NextBackward::more},
+                         {"last", NextBackward::last}}));
+      },
+      Outside());
+  module.def(
+      "drop_gradients", [](const MirrorPtr& model) { drop_gradients(*model); }, Outside());
+  module.def(
+      "count_backwards",
+      [](const MirrorPtr& model) {
+        const auto count = count_backwards(*model);
+        return std::pair(count.done, count.planned);
+      },
+      Outside());
+  module.def(
       "gradient_norm",
       [](const MirrorPtr& model, std::optional<int64_t> tokens) {
         return gradient_norm(*model, {tokens});
@@ -103,6 +124,7 @@ void bind_training(py::module_& module) {
           [](const Shard& shard) -> Shape { return shard.cut ? shard.cut->shape : shard.shape; })
       .def_readonly("trainable", &Shard::trainable)
       .def_readonly("has_values", &Shard::has_values)
+      .def_readonly("counted", &Shard::counted)
       .def_readonly("main", &Shard::main)
       .def_property_readonly("runs", &runs_of);
   module.def(

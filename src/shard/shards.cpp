@@ -32,7 +32,7 @@ std::vector<Shard> shards(ModuleRef model) {
   std::vector<Shard> result;
   for (const auto& one : runtime->shards()) {
     result.push_back(
-        {one.name, one.shape, one.cut, one.trainable, one.begin, one.main,
+        {one.name, one.shape, one.cut, one.trainable, one.counted, one.begin, one.main,
          !without_values.contains(one.name)});
   }
   return result;

@@ -285,6 +285,37 @@ TEST(StepStateTest, AnEditIsANewVersionThatNeedsNoRefresh) {
   EXPECT_FALSE(flags.changed || flags.still_gathered);
 }
 
+TEST(StepStateTest, AStepThatGoesOnLeavesTheNextOneAsItWas) {
+  StepState state;
+  for (int step = 0; step < 2; ++step) {
+    run_forward(state);
+    run_backward(state);
+    EXPECT_TRUE(state.has_all_backwards());
+    state.go_on();
+    EXPECT_FALSE(state.has_all_backwards());
+    EXPECT_EQ(state.planned_micro_batches(), 1);
+    run_forward(state);
+    run_backward(state);
+    EXPECT_FALSE(state.backward_flags().first);
+    EXPECT_TRUE(state.backward_flags().last && state.has_all_backwards());
+    state.end_step();
+    EXPECT_EQ(state.micro_batches(), 1);
+  }
+}
+
+TEST(StepStateTest, AStepWhoseBackwardsAreDroppedBeginsAgain) {
+  StepState state;
+  run_forward(state);
+  run_backward(state);
+  state.go_on();
+  state.drop_backwards();
+  EXPECT_EQ(counters(state), (std::vector<int64_t>{0, 0, 0}));
+  EXPECT_EQ(state.micro_batches(), 1);
+  run_forward(state);
+  run_backward(state);
+  EXPECT_TRUE(state.backward_flags().first && state.backward_flags().last);
+}
+
 TEST(StepStateTest, ACapturedStepIsNotCounted) {
   StepState state;
   run_forward(state);

@@ -23,6 +23,7 @@ struct Shard {
   std::vector<int64_t> shape;  ///< shape of the parameter; of the part if it is cut
   std::optional<Cut> cut;      ///< the part of a whole that the parameter is; none: the whole
   bool trainable = true;       ///< when it was sharded
+  bool counted = true;         ///< of the ranks that hold these elements, this is the first
   int64_t begin = 0;           ///< first of the elements, counted in the parameter
   at::Tensor main;             ///< the main weight's elements from there on: flat, maybe empty
   /// False: the parameter was built on the meta device and has been given no values yet. The same

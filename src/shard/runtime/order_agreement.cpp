@@ -41,7 +41,7 @@ void OrderAgreement::build(CallOrder order) {
   const auto& options = units_.root().root_options();
   ProgramOptions wanted;
   wanted.prefetch_depth = options.prefetch_depth;
-  wanted.micro_batches = state_.micro_batches();
+  wanted.micro_batches = state_.planned_micro_batches();
   wanted.memory = options.memory;
   wanted.budget = options.budget;
   wanted.loss = options.loss == Loss::mean ? c10::str("mean over ", units_.loss_divisor(), " ranks")

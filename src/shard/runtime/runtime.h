@@ -42,6 +42,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // ---- the step ----------------------------------------------------------------------------
   void set_micro_batches(int64_t count);
+  /// The same in the middle of a step, before its last backward; `count` is new.
+  void change_micro_batches(int64_t count);
+  /// Builds and uses a program for changed options of units or of the step.
+  void rebuild();
+  /// Begins the step again.
+  void drop_gradients();
   /// Throws unless all backwards of the step are done on this rank. CPU, several ranks: compares
   /// that with the other ranks, too (collective; blocks).
   void check_complete(const char* caller);

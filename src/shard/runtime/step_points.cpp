@@ -43,17 +43,32 @@ void Runtime::set_micro_batches(int64_t count) {
       state().backwards_done() == 0, "[shard] micro_batches(", root().name(), ", ", count,
       ") in the middle of a step: ", state().backwards_done(), " of ", state().micro_batches(),
       " backwards are done; call it between steps");
+  if (count != state().micro_batches()) change_micro_batches(count);
+}
+
+void Runtime::change_micro_batches(int64_t count) {
   const int64_t before = state().micro_batches();
-  if (count == before) return;
-  if (state().has_failed()) recover(parts_);  // a new program waits for what the old one issued
   parts_.state.set_micro_batches(count);
   try {
-    parts_.orders.build(parts_.orders.next()->order());
+    rebuild();
   } catch (...) {
     parts_.state.set_micro_batches(before);
     throw;
   }
+}
+
+void Runtime::rebuild() {
+  if (state().has_failed()) recover(parts_);  // a new program waits for what the old one issued
+  parts_.orders.build(parts_.orders.next()->order());
   parts_.use(parts_.orders.next());
+}
+
+void Runtime::drop_gradients() {
+  if (state().backwards_done() == 0) return;
+  for (const auto& shard : parts_.shards) {
+    if (shard.trainable) shard.main.mutable_grad() = at::Tensor();
+  }
+  parts_.state.drop_backwards();
 }
 
 void Runtime::check_complete(const char* caller) {

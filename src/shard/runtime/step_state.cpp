@@ -54,6 +54,7 @@ bool StepState::fail() noexcept {
   if (is_between_passes()) return false;
   if (phase_ == Phase::backward && trains_) {
     backwards_done_ = 0;
+    micro_batches_ = planned_micro_batches_;
     incomplete_gradients_ = true;
   }
   phase_ = Phase::failed;
@@ -73,7 +74,14 @@ void StepState::end_step() {
   ++weight_version_;
   still_gathered_ = divided_ = false;
   backwards_done_ = passes_ = 0;
+  micro_batches_ = planned_micro_batches_;
   ++step_;
+}
+
+void StepState::drop_backwards() {
+  divided_ = false;
+  backwards_done_ = passes_ = 0;
+  micro_batches_ = planned_micro_batches_;
 }
 
 void StepState::note_edit() {

@@ -60,7 +60,11 @@ class StepState {
 
   int64_t step() const { return step_; }  ///< steps that are done
   int64_t micro_batches() const { return micro_batches_; }
-  void set_micro_batches(int64_t count) { micro_batches_ = count; }
+  void set_micro_batches(int64_t count) { micro_batches_ = planned_micro_batches_ = count; }
+  /// Of each step, unless it goes on: what programs are built for.
+  int64_t planned_micro_batches() const { return planned_micro_batches_; }
+  /// This step gets another backward after its last one.
+  void go_on() { micro_batches_ = backwards_done_ + 1; }
   int64_t backwards_done() const { return backwards_done_; }
   bool is_between_steps() const { return backwards_done_ == 0 || has_all_backwards(); }
   bool has_all_backwards() const { return backwards_done_ == micro_batches_; }
@@ -69,6 +73,8 @@ class StepState {
   void set_divided() { divided_ = true; }
   /// The update is done and published: the next step begins.
   void end_step();
+  /// The gradients of the step are dropped: it begins again.
+  void drop_backwards();
   /// What was published was no step.
   void undo_step() { --step_; }
 
@@ -102,6 +108,7 @@ class StepState {
   Phase phase_ = Phase::resting;
   int64_t step_ = 0;
   int64_t micro_batches_ = 1;
+  int64_t planned_micro_batches_ = 1;
   int64_t backwards_done_ = 0;
   int64_t passes_ = 0;
   int64_t weight_version_ = 0;

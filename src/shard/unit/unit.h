@@ -45,6 +45,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // ---- sharding ----------------------------------------------------------------------------
 
   void set_name(const std::string& name);
+  void set_settings(UnitSettings settings) { settings_ = std::move(settings); }
   /// Takes the candidates as its parameters. Collective.
   void take(const std::vector<UnshardedParameter>& candidates);
   /// Gives all parameters back to the module, whole. Collective.

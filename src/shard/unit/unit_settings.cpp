@@ -115,6 +115,15 @@ UnitSettings::UnitSettings(
   options_.backward_prefetch.clear();
 }
 
+void UnitSettings::change(const LateOptions& options) {
+  if (options.keep_gathered) options_.keep_gathered = *options.keep_gathered;
+  if (options.prefetch) prefetch_.assign(options.prefetch->begin(), options.prefetch->end());
+  if (options.backward_prefetch) {
+    backward_prefetch_.assign(options.backward_prefetch->begin(), options.backward_prefetch->end());
+  }
+  if (options.root) root_options_ = options.root;
+}
+
 void UnitSettings::check_no_root_options(const std::string& root) const {
   if (!root_options_) return;
   const RootOptions defaults;

@@ -10,11 +10,13 @@
 #include "shard/group/group_layout.h"
 #include "shard/group/group_traits.h"
 #include "shard/unit/unmatched_patterns.h"
+#include "sherd/shard/late_options.h"
 #include "sherd/shard/options.h"
 
 namespace sherd {
 
-/// The settings of a unit: what fully_shard was given for it. Only the name changes later.
+/// The settings of a unit: what fully_shard was given for it. Only the name and LateOptions change
+/// later.
 class UnitSettings {
  public:
   /// The modules of options().prefetch and backward_prefetch: units keep no module alive.
@@ -36,6 +38,7 @@ class UnitSettings {
   }
   /// Throws if options of a root were given: this unit is inside the one called `root`.
   void check_no_root_options(const std::string& root) const;
+  void change(const LateOptions& options);
   const Modules& prefetch() const { return prefetch_; }
   const Modules& backward_prefetch() const { return backward_prefetch_; }
   const Mesh& mesh() const { return *mesh_; }
