@@ -10,6 +10,7 @@ boundary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -24,23 +25,9 @@ def unit_class(cls: type) -> type:
     if found is not None:
         return found
 
-    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        call = _C.enter(self.__dict__["_sherd"])
-        try:
-            dtype = call.input_dtype
-            if dtype is not None:
-                args, kwargs = _cast(args, dtype), _cast(kwargs, dtype)
-            result = cls.__call__(self, *args, **kwargs)
-            _C.leave(call, result)
-        except BaseException:
-            _C.abandon(call)
-            raise
-        return result
-
-    _leave_uncompiled(__call__)
     members = {
         **_UNIT_METHODS,
-        "__call__": __call__,
+        "__call__": boundary_around(cls.__call__),
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
@@ -51,7 +38,27 @@ def unit_class(cls: type) -> type:
     return made
 
 
-def _leave_uncompiled(function: Any) -> None:
+def boundary_around(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a unit's method with the boundary around it."""
+
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        call = _C.enter(self.__dict__["_sherd"])
+        try:
+            dtype = call.input_dtype
+            if dtype is not None:
+                args, kwargs = cast(args, dtype), cast(kwargs, dtype)
+            result = method(self, *args, **kwargs)
+            _C.leave(call, result)
+        except BaseException:
+            _C.abandon(call)
+            raise
+        return result
+
+    leave_uncompiled(__call__)
+    return __call__
+
+
+def leave_uncompiled(function: Any) -> None:
     """Lets torch.compile run a function as it is, and compile what it calls: torch.compiler.disable(recursive=False)
     without importing the compiler, which takes seconds."""
     dynamo = torch._C._dynamo.eval_frame
@@ -60,14 +67,14 @@ def _leave_uncompiled(function: Any) -> None:
     function._torchdynamo_disable = True
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def cast(value: Any, dtype: torch.dtype) -> Any:
     """Returns the value with its floating-point tensors cast, also those in tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if type(value) in (tuple, list):
-        return type(value)(_cast(item, dtype) for item in value)
+        return type(value)(cast(item, dtype) for item in value)
     if type(value) is dict:
-        return {key: _cast(item, dtype) for key, item in value.items()}
+        return {key: cast(item, dtype) for key, item in value.items()}
     return value
 
 
