@@ -10,6 +10,7 @@ import torch
 from . import _C
 from ._C import GroupReport, Network, World
 from .mirrors import sharded
+from .pages import page_of_plan
 from .programs import Program
 from .ranks import world_for_plan
 
@@ -31,6 +32,10 @@ class Plan:
     def adamw_bytes(self, states: torch.dtype = torch.float32) -> int:
         """Returns the bytes of sherd.AdamW's moments on this rank, without padding."""
         return 2 * self.trained_elements * states.itemsize
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return page_of_plan(self)
 
     def __str__(self) -> str:
         need, lines = self.program.bytes, [f"one rank of {self.ranks}", ""]

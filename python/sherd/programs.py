@@ -11,6 +11,7 @@ import torch
 from . import _C
 from ._C import Network, ProgramBytes
 from .mirrors import sharded
+from .pages import page_of_program
 
 
 class Traffic(NamedTuple):
@@ -33,6 +34,12 @@ class Program:
     def json(self) -> dict[str, Any]:
         """Returns the program as data of JSON."""
         return json.loads(self._program.json())
+
+    def to_html(self) -> str:
+        """Returns it as a piece of HTML: bytes, collectives, and what each stream does when. Notebooks show it."""
+        return page_of_program(self)
+
+    _repr_html_ = to_html
 
     @property
     def bytes(self) -> ProgramBytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/finetune.py runs, and its result can be loaded."""
+"""The examples run; the result of examples/finetune.py can be loaded."""
 
 import pathlib
 import runpy
@@ -47,3 +47,13 @@ def test_finetune(shared_folder, world, monkeypatch, capsys):
     weights = zip(tuned.state_dict().values(), before.state_dict().values(), strict=True)
     assert any(not torch.equal(one.float(), other) for one, other in weights)
     assert sherd.describe_checkpoint(str(folder / "out"))
+
+
+def test_plan(world, monkeypatch, capsys, tmp_path):
+    if world.size > 1:
+        return  # nothing there depends on ranks
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLE.with_name("plan.py")))
+    text = capsys.readouterr().out
+    assert "one rank of 64" in text and "512 ranks:" in text
+    assert "details" in (tmp_path / "program.html").read_text()

@@ -24,6 +24,28 @@ def test_programs(world):
     sherd.AdamW(net).step()
 
 
+def test_pages(world):
+    """As HTML, with the numbers of the program, and well-formed."""
+    import xml.etree.ElementTree as xml
+
+    net = shard(Net())
+    program = sherd.program(net)
+    page = program.to_html()
+    tree = xml.fromstring(page.replace("<br>", "<br/>"))
+    cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
+    for kind, traffic in program.traffic.items():
+        assert cells[cells.index(kind) + 1] == str(traffic.calls)
+    sections = program.json()["sections"]
+    assert [one.text.split(":")[0] for one in tree.iter("summary")] == [one["name"] for one in sections]
+    gathers = [cell for cell in tree.iter("td") if cell.text and cell.text.startswith("gather ")]
+    shown = sum(len(list(cell.iter("br"))) + 1 for cell in gathers)
+    assert shown >= sum(one["action"] == "gather" for section in sections for one in section["instructions"])
+    assert program._repr_html_() == page
+    planned = sherd.plan(lambda: shard(Net()), world=8, network=sherd.Network(latency=1e-5, bandwidth=1e9))
+    text = "".join(xml.fromstring(planned._repr_html_().replace("<br>", "<br/>")).itertext())
+    assert "one rank of 8" in text and f"{len(planned.groups)} groups" in text
+
+
 def test_budgets():
     with pytest.raises(RuntimeError, match="budget"):
         net = Net()
