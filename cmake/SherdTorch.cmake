@@ -5,7 +5,18 @@
 # In: SHERD_TORCH_DIR (the folder of the Python package torch); without it torch is looked for in Torch_DIR and
 # CMAKE_PREFIX_PATH, as find_package(Torch) does, then in the Python environment SHERD_PREFIX and the active one.
 # SHERD_WITH_CUDA; SHERD_TORCH_VERSION, if another version is an error. Out: SHERD_TORCH_DIR, SHERD_NVIDIA_DIR.
+# In the build of pip (SKBUILD) it is the torch of that Python, Python_EXECUTABLE.
 include_guard(GLOBAL)
+if(SKBUILD AND NOT SHERD_TORCH_DIR)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+            "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+    OUTPUT_VARIABLE SHERD_TORCH_DIR OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  if(NOT SHERD_TORCH_DIR)
+    message(FATAL_ERROR "${Python_EXECUTABLE} has no torch: pip install torch (the version in pyproject.toml), or leave "
+                        "out --no-build-isolation")
+  endif()
+endif()
 if(NOT SHERD_TORCH_DIR)
   set(environments "")
   foreach(prefix IN ITEMS "${SHERD_PREFIX}" "$ENV{VIRTUAL_ENV}" "$ENV{CONDA_PREFIX}")
