@@ -274,7 +274,9 @@ std::string Program::to_json() const {
   };
   json["prefetch_depth"] = options_.prefetch_depth;
   json["micro_batches"] = options_.micro_batches;
-  json["fingerprint"] = text(std::hex, fingerprint());
+  std::ostringstream hexadecimal;
+  hexadecimal << std::hex << fingerprint();
+  json["fingerprint"] = hexadecimal.str();
   json["bytes"] = {
       {"model_weights", bytes_.model_weights},
       {"main_weights", bytes_.main_weights},

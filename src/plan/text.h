@@ -14,6 +14,7 @@ namespace sherd {
 /// things: so words and whole numbers are written without one.
 template <class T>
 void append_text(std::string& out, const T& value) {
+  static_assert(!std::is_function_v<T>, "a manipulator such as std::hex would change nothing");
   if constexpr (std::is_convertible_v<const T&, std::string_view>) {
     out += std::string_view(value);
   } else if constexpr (std::integral<T> && sizeof(T) > 2) {
