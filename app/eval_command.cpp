@@ -55,7 +55,7 @@ EvalCommand::EvalCommand(CLI::App& app)
       ->add_option(
           "--seq", options_.seq,
           "Length of the sequences that the data are cut into; default: 1024, or the model's "
-          "sliding window if that is shorter")
+          "longest (max_position_embeddings, sliding_window) if that is shorter")
       ->check(at_least_one());
   command_
       ->add_option("--batch", options_.batch, "Sequences that a rank computes at once; default: 1")

@@ -2,16 +2,16 @@
 #include "rendered_chats.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "child_process.h"
 #include "files/parse_json.h"
 #include "tools.h"
-
-#include <nlohmann/json.hpp>
 
 namespace sherd::app {
 namespace {
@@ -41,15 +41,22 @@ RenderedChats::RenderedChats(const std::vector<std::string>& texts, const std::s
     texts_[i] = folder_ + "/" + std::to_string(i) + ".jsonl";
     const int code = run_program({python(), chat_script(), place, texts[i], texts_[i]});
     if (code == 0) continue;
-    std::filesystem::remove_all(folder_);
+    remove();
     TORCH_CHECK_VALUE(
         false, "[tokenize] ", texts[i], ": its conversations could not be rendered; see above");
   }
 }
 
 RenderedChats::~RenderedChats() {
-  std::error_code code;
-  if (!folder_.empty()) std::filesystem::remove_all(folder_, code);
+  remove();
+}
+
+void RenderedChats::remove() {
+  if (folder_.empty()) return;
+  for (const auto& path : texts_) {
+    if (path.starts_with(folder_ + "/")) unlink(path.c_str());
+  }
+  rmdir(folder_.c_str());
 }
 
 }  // namespace sherd::app

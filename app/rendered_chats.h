@@ -21,6 +21,8 @@ class RenderedChats {
   const std::vector<std::string>& texts() const { return texts_; }
 
  private:
+  void remove();
+
   std::string folder_;
   std::vector<std::string> texts_;
 };

@@ -37,7 +37,8 @@ TokenFile::TokenFile(const std::string& path, Kind kind) : path_(path), file_(pa
   tokens_ = file_->data();
   const auto& magic = TokenFileHeader::kMagic;
   if (file_->size() >= magic.size() && std::memcmp(tokens_, magic.data(), magic.size()) == 0) {
-    return read_header();
+    read_header();
+    return;
   }
   const auto each = static_cast<size_t>(kind);
   TORCH_CHECK_VALUE(

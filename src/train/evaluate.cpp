@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "data/across_ranks.h"
 #include "data/token_file.h"
 #include "data/tokenizer/text_tokens.h"
+#include "files/parse_json.h"
 #include "sherd/shard/fully_shard.h"
 #include "sherd/shard/module.h"
 
@@ -80,14 +82,22 @@ Batch windows_of(
   return batch;
 }
 
-int64_t chosen_seq(const EvaluateOptions& options, int64_t window) {
+/// Without an option, what the model was made for, if that is shorter than usual.
+int64_t chosen_seq(const EvaluateOptions& options, const LlamaOptions& base) {
   if (options.seq > 0) return options.seq;
-  return window > 0 ? std::min(window, kUsualSeq) : kUsualSeq;
+  const int64_t window = base.sliding_window > 0 ? base.sliding_window : kUsualSeq;
+  const auto config = parse_json<nlohmann::json>(base.config);
+  int64_t longest = kUsualSeq;
+  if (config.is_object() && config.value.contains("max_position_embeddings")) {
+    const auto& entry = config.value["max_position_embeddings"];
+    if (entry.is_number_integer()) longest = entry.get<int64_t>();
+  }
+  return std::max<int64_t>(1, std::min({kUsualSeq, window, longest}));
 }
 
 LlamaOptions base_of_evaluation(const EvaluateOptions& options) {
   const auto base = base_of_folder(options.model, 0);
-  return base_of_folder(options.model, chosen_seq(options, base.sliding_window));
+  return base_of_folder(options.model, chosen_seq(options, base));
 }
 
 /// The sum of the targets' losses, of all ranks. Collective.
@@ -137,7 +147,7 @@ Evaluation evaluate(const EvaluateOptions& options) {
       tokens.size() > 1, "[eval] ", options.data, " has ", tokens.size(),
       " tokens; there must be two or more, of which each but the first is predicted");
   Evaluation result{.targets = tokens.size() - 1};
-  result.seq = std::min(chosen_seq(options, base.sliding_window), result.targets);
+  result.seq = std::min(chosen_seq(options, base), result.targets);
   FolderModel folder(options.model, result.seq);
   result.first_rank = folder.world().rank() == 0;
   const double sum = summed_loss(folder, tokens, result.seq, options.batch);

@@ -14,8 +14,8 @@ struct EvaluateOptions {
   FolderOptions model{};
   std::string data;                          ///< a UTF-8 text, or a file of token numbers
   std::optional<std::string> token_dtype{};  ///< uint16 or uint32: `data` has token numbers
-  int64_t seq = 0;                           ///< tokens that a token can see; 0: 1024, or fewer
-  int64_t batch = 1;                         ///< sequences that a rank computes at once
+  int64_t seq = 0;    ///< tokens that a token can see; 0: 1024, or what the model was made for
+  int64_t batch = 1;  ///< sequences that a rank computes at once
 };
 
 struct Evaluation {

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -83,7 +82,8 @@ class DocumentsTest : public DatasetTest {
         const bool masked = std::any_of(
             document.masked.begin(), document.masked.end(),
             [&](const auto& run) { return run.first <= i && i < run.second; });
-        writer.write({{++token}}, !masked);
+        ++token;
+        writer.write({&token, 1}, !masked);
       }
     }
     writer.finish();

@@ -133,7 +133,8 @@ def train(place, folder, documents, ranks=1, micro_batches=1, recompute="none", 
     (place / "empty.toml").write_text("")
     words = [f"--set={key}={value}" for key, value in settings.items() if value is not None]
     errors = sherd("train", place / "empty.toml", "--ranks", ranks, *words, code=code)
-    return errors if code else [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = [] if code else (pathlib.Path(settings["train.out"]) / "metrics.jsonl").read_text().splitlines()
+    return errors if code else [json.loads(line) for line in lines]
 
 
 def like_transformers(place, folder, tokens, begins, targets, shapes_of):
@@ -141,15 +142,23 @@ def like_transformers(place, folder, tokens, begins, targets, shapes_of):
     for documents, shapes in shapes_of.items():
         wanted = reference(folder, documents, tokens, begins, targets)
         runs = [train(place, folder, documents, *shape) for shape in shapes]
-        if documents == "packed":  # ranks that share whole sequences know documents
-            runs.append(train(place, folder, documents, 2, parallel__tp=2, data__batch=SAMPLES, train__out=place / "tp"))
-        for shape, steps in zip([*shapes, "tp"], runs):
+        for shape, steps in zip(shapes, runs):
             for got, (loss, norm) in zip(steps, wanted, strict=True):
                 apart = abs(got["loss"] / loss - 1)
                 assert apart < BOUND and abs(got["grad_norm"] / norm - 1) < 1e-5, (folder, documents, shape, got, loss, norm)
                 worst = max(worst, apart)
         assert len({loss for loss, _ in wanted}) == STEPS, wanted
     return worst
+
+
+def shared_sequences(place, folder):
+    """Ranks that have parts of the weights know documents."""
+    sizes = {"model__from": None, "model__vocab": 512, "model__dim": 64, "model__layers": 2, "model__heads": 4}
+    alone = train(place, folder, "packed", train__out=place / "alone", **sizes)
+    shared = train(place, folder, "packed", 2, train__out=place / "tp", parallel__tp=2, data__batch=SAMPLES,
+                   train__loss="per_token", **sizes)
+    for one, other in zip(alone, shared, strict=True):
+        assert abs(one["loss"] / other["loss"] - 1) < BOUND and abs(one["grad_norm"] / other["grad_norm"] - 1) < 1e-5, (one, other)
 
 
 def validated(place, folder):
@@ -171,7 +180,7 @@ def conversations(place):
     (folder / "tokenizer.json").write_text(TOKENIZER.read_text())
     (folder / "chat_template.jinja").write_text(CHATML)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast",
-                                                              "eos_token": {"content": "<|eot_id|>"}}))
+                                                              "eos_token": "<|eot_id|>"}))
     talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi, pot é!"},
             {"role": "assistant", "content": "Hello 🙂"}, {"role": "user", "content": "Cook"},
             {"role": "assistant", "content": "I cook."}]
@@ -217,6 +226,7 @@ def main():
         tokens, begins, targets = tokenized(place)
         worst = like_transformers(place, folder, tokens, begins, targets,
                                   {documents: RUNS for documents in FEW} if ALL else FEW)
+        shared_sequences(place, folder)
         validated(place, folder)
         conversations(place)
         refused(place, folder)

@@ -20,7 +20,7 @@ std::string text_in(const LineJson& object, const char* key, const std::string& 
   return found->get<std::string>();
 }
 
-std::vector<Segment> segments_of(const LineJson& line, const std::string& name) {
+std::vector<DocumentPart> segments_of(const LineJson& line, const std::string& name) {
   if (line.contains("text")) return {{text_in(line, "text", name)}};
   if (line.contains("prompt") || line.contains("completion")) {
     return {
@@ -32,7 +32,7 @@ std::vector<Segment> segments_of(const LineJson& line, const std::string& name) 
       "its "
       "file), but this one has ",
       line.empty() ? "no key" : "\"" + shortened(line.begin().key(), 40) + "\"");
-  std::vector<Segment> result;
+  std::vector<DocumentPart> result;
   for (const auto& one : line["segments"]) {
     const bool fine = one.is_object() && one.contains("targets") && one["targets"].is_boolean();
     TORCH_CHECK_VALUE(
@@ -50,7 +50,7 @@ std::vector<Segment> segments_of(const LineJson& line, const std::string& name) 
 void each_json_line(
     std::string_view text,
     const std::string& path,
-    const std::function<void(const std::vector<Segment>&, const std::string& name)>& each) {
+    const std::function<void(const std::vector<DocumentPart>&, const std::string& name)>& each) {
   size_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const auto end = std::min(text.find('\n', begin), text.size());

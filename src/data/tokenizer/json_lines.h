@@ -9,7 +9,7 @@
 namespace sherd {
 
 /// A part of a document that is tokenized on its own.
-struct Segment {
+struct DocumentPart {
   std::string text;
   bool targets = true;  ///< the model is to learn to predict its tokens
 };
@@ -21,6 +21,6 @@ struct Segment {
 void each_json_line(
     std::string_view text,
     const std::string& path,
-    const std::function<void(const std::vector<Segment>&, const std::string& name)>& each);
+    const std::function<void(const std::vector<DocumentPart>&, const std::string& name)>& each);
 
 }  // namespace sherd

@@ -110,8 +110,8 @@ void TokenWriter::finish_header() {
   append(mask_edges_);
   flush();
   TORCH_CHECK(
-      pwrite(file_, &header, sizeof(header), 0) == sizeof(header), "[tokenize] ", unfinished_,
-      " can't be written: ", std::strerror(errno));
+      pwrite(file_, &header, sizeof(header), 0) == static_cast<ssize_t>(sizeof(header)),
+      "[tokenize] ", unfinished_, " can't be written: ", std::strerror(errno));
 }
 
 void TokenWriter::finish() {

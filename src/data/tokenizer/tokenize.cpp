@@ -98,7 +98,7 @@ TokenizeResult tokenize(const TokenizeOptions& options) {
   using Form = TokenWriter::Form;
   TokenWriter writer(options.out, kind, options.plain ? Form::plain : Form::with_documents);
   // Returns the segments' bytes.
-  const auto write = [&](const std::vector<Segment>& segments, const std::string& name) {
+  const auto write = [&](const std::vector<DocumentPart>& segments, const std::string& name) {
     writer.begin_document();
     size_t bytes = 0;
     for (const auto& [text, targets] : segments) {
