@@ -174,7 +174,9 @@ TEST_F(ConfigurationTest, KeysThatContradictEachOtherAreNamed) {
   expect_problem(
       kWhole, "optim.warmup = 200: it must be at most train.steps = 100", {"optim.warmup=200"});
   expect_problem(
-      kWhole, "train.validate_every = 5: there is no validation data; set data.validation or data.val_fraction",
+      kWhole,
+      "train.validate_every = 5: there is no validation data; set data.validation or "
+      "data.val_fraction",
       {"train.validate_every=5"});
 }
 
