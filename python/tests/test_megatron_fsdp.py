@@ -244,7 +244,9 @@ def test_nested_expert_in_layer(process_group, world, inner, outer, units):
 def test_scopes_of_micro_batches(world):
     model = Net()
     reference = copy.deepcopy(model)
-    model, optimizer = fully_shard(model, torch.optim.SGD(model.parameters(), lr=0.1), fsdp_unit_modules=[Block])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # Without sharded gradients a step can't go on after its last backward.
+    model, optimizer = fully_shard(model, optimizer, fsdp_unit_modules=[Block], zero_dp_strategy="optim")
     plain = torch.optim.SGD(reference.parameters(), lr=0.1)
     for step in range(2):
         with model.no_sync():
@@ -259,7 +261,7 @@ def test_scopes_of_micro_batches(world):
         plain.zero_grad()
     check_weights(model, reference)
     square(model, sample(0, world.rank)).backward()
-    optimizer.zero_grad()  # drops them
+    optimizer.zero_grad(set_to_none=False)  # drops them
     square(model, sample(1, world.rank)).backward()
     optimizer.step()
     (sum(square(reference, sample(1, rank)) for rank in range(world.size)) / world.size).backward()
