@@ -80,6 +80,36 @@ TEST_P(ModelsTest, LearnsTheSameWithRecompute) {
   expect_like_alone(Strategy::optim_grads, {.recompute = Recompute::selective});
 }
 
+/// With fp8 products: the same first loss, whose tokens do not depend on how samples are divided,
+/// and about the same ones later, on all ranks and on one.
+TEST_P(ModelsTest, LearnsAboutTheSameInFp8) {
+  const auto learn = [&](const World& world, const std::string& recipe) {
+    const bool is_alone = world.size() == 1 && test_world().size() > 1;
+    Training training(
+        GetParam().make, {},
+        {.world = world,
+         .placement = Placement(is_alone ? Strategy::no_shard : Strategy::optim_grads_params),
+         .recipe = recipe,
+         .sees = sees(),
+         .lr = 2e-3});
+    return is_alone ? training.train(2 * test_world().size(), 0, 2 * test_world().size())
+                    : training.train_shared(2);
+  };
+  const auto one_rank = World::emulated({.size = 1, .device = test_world().device()});
+  const auto wide = learn(test_world(), "bf16_o2");
+  for (const char* recipe : {"fp8", "mxfp8"}) {
+    // With mxfp8 a width of 16 is left in bf16, but a feed-forward is in one recipe.
+    if (recipe == std::string("mxfp8") && GetParam().name == "hybrid") continue;
+    const auto losses = learn(test_world(), recipe), alone = learn(one_rank, recipe);
+    EXPECT_NE(losses[0], wide[0]) << "nothing was in fp8";
+    EXPECT_NEAR(losses[0] / alone[0], 1, 1e-6);
+    for (size_t i = 0; i < losses.size(); ++i) {
+      EXPECT_NEAR(losses[i] / alone[i], 1, 1e-2) << i;
+      EXPECT_NEAR(losses[i] / wide[i], 1, 3e-2) << i;
+    }
+  }
+}
+
 /// The first rank's text, which has at most 200 letters.
 std::string text_of_first_rank(const World& world, const std::string& text) {
   auto letters = at::zeros({200}, at::kByte);
