@@ -207,6 +207,22 @@ void check_together(const Configuration& all, std::vector<std::string>& problems
       optim.warmup <= train.steps,
       is("optim.warmup", optim.warmup) + ": it must be at most " + is("train.steps", train.steps));
   require(
+      optim.min_lr <= optim.lr, "optim.min_lr = " + to_toml(optim.min_lr) +
+                                    ": it must be at most optim.lr = " + to_toml(optim.lr));
+  require(
+      !optim.decay_steps || optim.schedule == "wsd",
+      "optim.decay_steps = " + to_toml(optim.decay_steps) +
+          ": it is for optim.schedule = \"wsd\"; remove it, or set the schedule");
+  require(
+      optim.decay_steps.value_or(0) + optim.warmup <= train.steps || optim.warmup > train.steps,
+      "optim.decay_steps = " + to_toml(optim.decay_steps) + ": with " +
+          is("optim.warmup", optim.warmup) + " it must be at most " +
+          is("train.steps", train.steps));
+  require(
+      !train.keep_best || data.validation || data.val_fraction > 0,
+      "train.keep_best = true: there is no validation data; set data.validation or "
+      "data.val_fraction");
+  require(
       train.watch != "ranks" || all.memory.kind == "planned",
       "train.watch = \"ranks\": checking gradients before the reduction needs planned memory; set "
       "memory.kind = \"planned\"");

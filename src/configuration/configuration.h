@@ -32,6 +32,7 @@ struct ModelSection {
   double norm_eps = 1e-5;
   bool tie_embeddings = false;
   double init_std = 0.02;
+  std::vector<std::string> frozen{};
   // for moe, and for hybrid with experts in its pattern
   int64_t experts = 8;
   int64_t top_k = 2;
@@ -120,6 +121,9 @@ struct OptimSection {
   std::optional<double> max_norm{};
   std::string schedule = "cosine";
   int64_t warmup = 0;
+  double min_lr = 0;
+  std::optional<int64_t> decay_steps{};
+  std::string on_extend = "restart";
 };
 
 /// Section [train]: the training loop, its checkpoints and its output.
@@ -145,7 +149,9 @@ struct TrainSection {
   double bad_norm = 0;
   std::string loss = "mean";
   bool graph = false;
+  bool keep_best = false;
   bool tensorboard = false;
+  std::string on_event;
 };
 
 /// Section [device]: devices, ranks and time limits.

@@ -85,6 +85,10 @@ void keys(Section& s, Visitor&& visit) {
   visit(
       "tie_embeddings", s.tie_embeddings, meaning("the output head shares the embedding's weight"));
   visit("init_std", s.init_std, at_least(0, "standard deviation of the initial weights"));
+  visit(
+      "frozen", s.frozen,
+      meaning("weights that are not trained: patterns of their names, such as [\"embedding.*\", "
+              "\"layer0.*\"]"));
   visit("experts", s.experts, up_to_bits(16, 1, "moe, hybrid: experts per layer"));
   visit("top_k", s.top_k, up_to_bits(16, 1, "moe, hybrid: experts per token"));
   visit(
@@ -312,12 +316,25 @@ void keys(Section& s, Visitor&& visit) {
   visit(
       "schedule", s.schedule,
       one_of(
-          {"constant", "linear", "cosine"},
-          "learning-rate schedule after the warm-up; linear and cosine reach 0 one step after the "
-          "last"));
+          {"constant", "linear", "cosine", "wsd"},
+          "learning-rate schedule after the warm-up; linear and cosine reach min_lr one step after "
+          "the last; wsd is constant, then falls linearly during decay_steps"));
   visit(
       "warmup", s.warmup,
       up_to_bits(48, 0, "warm-up steps, in which the learning rate rises to lr"));
+  visit("min_lr", s.min_lr, at_least(0, "learning rate at the end of the schedule; at most lr"));
+  visit(
+      "decay_steps", s.decay_steps,
+      up_to_bits(
+          48, 1,
+          "wsd: the last steps, in which the learning rate falls; default: a tenth of steps"));
+  visit(
+      "on_extend", s.on_extend,
+      one_of(
+          {"restart", "stretch"},
+          "when a finished run gets more steps; restart: the schedule begins anew after the last "
+          "one, with its warm-up; stretch: it is that of all steps, as if it had been from the "
+          "start"));
 }
 
 template <class Section, class Visitor>
@@ -407,7 +424,15 @@ void keys(Section& s, Visitor&& visit) {
       "graph", s.graph,
       meaning(
           "capture a whole step as one CUDA graph and replay it; an error if that is impossible"));
+  visit(
+      "keep_best", s.keep_best,
+      meaning("also save out/best after each validation whose loss is the lowest so far"));
   visit("tensorboard", s.tensorboard, meaning("write TensorBoard event files"));
+  visit(
+      "on_event", s.on_event,
+      meaning("a command, started by the first rank with sh, that gets a line of JSON on its "
+              "standard input for each event: start, step, validation, checkpoint, end "
+              "(docs/training.md); \"\": none"));
 }
 
 template <class Section, class Visitor>

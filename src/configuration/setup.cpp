@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <set>
 #include <tuple>
 
@@ -75,6 +76,26 @@ void check_keep(const LanguageModel& model, const PrecisionSection& section, con
         "\", which matches no weight whose product could be in fp8: those of a model of kind \"",
         kind, "\" match ", c10::Join(", ", model.products()));
   }
+}
+
+/// Freezes the weights that model.frozen names.
+void freeze(LanguageModel& model, const std::vector<std::string>& patterns) {
+  const auto parameters = model.named_parameters();
+  for (const auto& pattern : patterns) {
+    bool found = false;
+    for (const auto& item : parameters) {
+      if (!matches_glob(pattern, item.key())) continue;
+      found = true;
+      item.value().set_requires_grad(false);
+    }
+    TORCH_CHECK_VALUE(
+        found, "[train] model.frozen has \"", pattern, "\", which matches no weight, such as ",
+        some_names(parameters.keys()));
+  }
+  const auto trains = [](const auto& item) { return item.value().requires_grad(); };
+  TORCH_CHECK_VALUE(
+      std::any_of(parameters.begin(), parameters.end(), trains),
+      "[train] model.frozen = ", to_toml(patterns), ": nothing is left to train; leave some out");
 }
 
 /// Rules for those that belong to a unit.
@@ -421,6 +442,12 @@ RootOptions root_options_of(const Configuration& configuration) {
 }
 
 void check_weights_of(const Configuration& configuration) {
+  const std::filesystem::path folder = *configuration.model.from;
+  TORCH_CHECK_VALUE(
+      std::filesystem::exists(folder / "model.safetensors") ||
+          std::filesystem::exists(folder / "model.safetensors.index.json"),
+      "[model.from] ", folder.string(), " has no weights: neither model.safetensors nor ",
+      "model.safetensors.index.json; copy them there, or choose another model.from");
   const MetaDevice meta;
   check_weights(*model_of_folder(configuration, {}), *configuration.model.from);
 }
@@ -436,6 +463,7 @@ std::shared_ptr<LanguageModel> sharded_model_of(
     return described_model(configuration, meshes);
   };
   auto model = make();
+  freeze(*model, configuration.model.frozen);
   // Where there are several ranks, they check it when they load it, each what it reads.
   const bool alone = mesh.world().size() == 1 || mesh.world().launcher() == Launcher::emulated;
   if (configuration.model.from && alone) check_weights(*model, *configuration.model.from);

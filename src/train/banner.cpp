@@ -5,11 +5,14 @@
 
 #include <tuple>
 
+#include "configuration/axes.h"
 #include "configuration/setup.h"
 #include "device/device_name.h"
 #include "files/byte_text.h"
 #include "files/format_text.h"
+#include "sherd/shard/fully_shard.h"
 #include "sherd/version.h"
+#include "train/run_inputs.h"
 
 namespace sherd {
 namespace {
@@ -31,6 +34,26 @@ std::string precision_of_run(const PrecisionSection& precision) {
 }
 
 }  // namespace
+
+RunSizes sizes_of(
+    const Configuration& configuration,
+    const World& world,
+    const Dataset& data,
+    const LanguageModel& model,
+    int64_t planned_bytes) {
+  const Sampler sampler(
+      sampling_of(configuration, data, data_ranks_of(configuration, world.size())));
+  RunSizes sizes{
+      .data_tokens = data.size(),
+      .samples = data.samples(),
+      .step_samples = sampler.samples_from(0),
+      .planned_bytes = planned_bytes};
+  for (const auto& item : model.named_parameters()) {
+    const auto shape = whole_shape(item.value());
+    sizes.parameters += c10::multiply_integers(shape.begin(), shape.end());
+  }
+  return sizes;
+}
 
 std::vector<std::string> banner(
     const Configuration& configuration, const World& world, const RunSizes& sizes) {

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "configuration/configuration.h"
+#include "data/dataset.h"
 #include "sherd/comm/world.h"
+#include "sherd/models/language_model.h"
 
 namespace sherd {
 
@@ -18,6 +20,13 @@ struct RunSizes {
   int64_t step_samples = 0;   ///< those of a step, of all ranks
   int64_t planned_bytes = 0;  ///< memory of a rank
 };
+
+RunSizes sizes_of(
+    const Configuration& configuration,
+    const World& world,
+    const Dataset& data,
+    const LanguageModel& model,
+    int64_t planned_bytes);
 
 /// Returns the lines that a run begins with: the model, the ranks, the data and its epochs,
 /// the memory, and where results go. `configuration`: as decided() returns it.

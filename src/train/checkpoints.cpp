@@ -130,6 +130,7 @@ Checkpoints::Place Checkpoints::resume() {
       place.step == train_.steps ? finished_text(folder, place.step) : "continuing from " + folder);
   std::istringstream lines(changes);
   for (std::string line; std::getline(lines, line);) say_(line);
+  extend(folder, state, place);
   if (train_.resume == "auto") {
     // A run that was killed may have left more than are to stay.
     saving_ = place.step;
@@ -138,6 +139,25 @@ Checkpoints::Place Checkpoints::resume() {
     remove_old();
   }
   return place;
+}
+
+/// Finds where the schedule of a run that continues has begun.
+void Checkpoints::extend(const std::string& folder, const LoadedState& state, const Place& place) {
+  const auto number = [&](const char* name) {
+    const auto found = state.numbers.find(name);
+    return found == state.numbers.end() ? int64_t{0} : found->second;
+  };
+  const auto& optim = configuration_.optim;
+  if (optim.on_extend != "restart") return;
+  schedule_start_ = number("schedule_start");
+  const bool was_finished = number("steps") == place.step;
+  if (!was_finished || place.step == train_.steps) return;
+  schedule_start_ = place.step;
+  if (optim.schedule == "constant" && optim.warmup == 0) return;  // it is the same
+  say_(c10::str(
+      folder, " was the end of its run: the learning rate begins anew (optim.schedule = \"",
+      optim.schedule, "\" for ", train_.steps - place.step, " steps, optim.warmup = ", optim.warmup,
+      "); optim.on_extend = \"stretch\" does without"));
 }
 
 bool Checkpoints::due(int64_t step, bool last) const {
@@ -153,8 +173,9 @@ SaveOptions Checkpoints::options(const Place& place) const {
   result.export_dtype = export_dtype_;
   result.export_fp8 = export_fp8_of(configuration_, model_);
   result.texts = texts_;
-  result.numbers = {
-      {"step", place.step}, {"samples", place.samples}, {"seed", train_.seed}, {"data", data_}};
+  result.numbers = {{"step", place.step},    {"samples", place.samples},
+                    {"seed", train_.seed},   {"data", data_},
+                    {"steps", train_.steps}, {"schedule_start", schedule_start_}};
   result.numbers.insert(place.decisions.begin(), place.decisions.end());
   return result;
 }
@@ -169,24 +190,29 @@ bool Checkpoints::attempt(const std::function<void()>& action) {
   return true;
 }
 
-bool Checkpoints::save_in(const std::string& folder, const Place& place, bool in_memory) {
+bool Checkpoints::save_in(const std::string& folder, const Place& place, Kind kind) {
   const auto begin = [&] {
     if (in_background_) return background_.begin(model_, &optimizer_, folder, options(place));
     sherd::save(model_, &optimizer_, folder, options(place));
   };
   finish();
-  saving_ = place.step;
-  in_memory_ = in_memory;
+  kind_ = kind;
+  saving_into_ = folder;
+  if (kind != Kind::best) saving_ = place.step;
   if (!attempt(begin)) return false;
-  if (!in_memory) newest_ = place.step;
-  latest_ = folder;
+  if (kind == Kind::step) newest_ = place.step;
+  if (kind != Kind::best) latest_ = folder;
   if (!in_background_) note_saved();
   return true;
 }
 
+std::string Checkpoints::best() const {
+  return (fs::path(train_.out) / "best").string();
+}
+
 void Checkpoints::save_snapshot(const Place& place) {
   if (!snapshots_.due(place.step) || background_.under_way()) return;
-  save_in(snapshots_.folder_of(place.step), place, true);
+  save_in(snapshots_.folder_of(place.step), place, Kind::snapshot);
 }
 
 bool Checkpoints::advance() {
@@ -205,9 +231,13 @@ bool Checkpoints::finish() {
 
 /// The checkpoint is on the disk, or the snapshot in memory.
 void Checkpoints::note_saved() const {
-  if (world_.rank() == 0) snapshots_.remove_up_to(saving_, in_memory_ ? 1 : 0);
-  if (in_memory_) return;
-  say_("saved " + folder_of(saving_));
+  if (world_.rank() == 0 && kind_ != Kind::best) {
+    snapshots_.remove_up_to(saving_, kind_ == Kind::snapshot ? 1 : 0);
+  }
+  if (kind_ == Kind::snapshot) return;
+  say_("saved " + saving_into_);
+  if (saved_) saved_(saving_into_);
+  if (kind_ == Kind::best) return;
   remove_old();
 }
 

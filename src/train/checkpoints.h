@@ -45,6 +45,9 @@ class Checkpoints {
   /// Loads the newest checkpoint or snapshot that this run has saved or loaded, between steps, and
   /// returns its position. Collective; blocks.
   Place reload();
+  /// Returns the step after which the learning rate's schedule has begun: 0, or the last step of a
+  /// finished run that was given more.
+  int64_t schedule_start() const { return schedule_start_; }
 
   /// Returns whether a checkpoint is saved after a step.
   bool due(int64_t step, bool last) const;
@@ -54,10 +57,15 @@ class Checkpoints {
   std::string newest() const { return folder_of(newest_); }
   /// Saves, or begins to save, a checkpoint. Returns false after an error, which is reported;
   /// training can continue. Collective.
-  bool save(const Place& place) { return save_in(folder_of(place.step), place, false); }
+  bool save(const Place& place) { return save_in(folder_of(place.step), place, Kind::step); }
+  /// The same into the folder `best`, in the place of the one before.
+  bool save_best(const Place& place) { return save_in(best(), place, Kind::best); }
+  std::string best() const;
   /// Does the same in memory, if a snapshot is due and no save is under way. After an error, which
   /// is reported, training can continue. Collective.
   void save_snapshot(const Place& place);
+  /// `saved` is called when a checkpoint is on the disk.
+  void on_saved(std::function<void(const std::string& folder)> saved) { saved_ = std::move(saved); }
   /// To be called before each update; see BackgroundSave.
   void before_update() { background_.before_update(); }
   /// Returns whether this rank is still writing.
@@ -71,12 +79,14 @@ class Checkpoints {
 
  private:
   std::string folder_to_resume() const;
-  bool save_in(const std::string& folder, const Place& place, bool in_memory);
+  enum class Kind : uint8_t { step, snapshot, best };
+  bool save_in(const std::string& folder, const Place& place, Kind kind);
   void load_from(const std::string& folder, LoadedState& state);
   static Place place_in(const LoadedState& state, const std::string& folder);
   std::string folder_of(int64_t step) const;
   SaveOptions options(const Place& place) const;
   bool attempt(const std::function<void()>& action);
+  void extend(const std::string& folder, const LoadedState& state, const Place& place);
   void note_saved() const;
   void remove_old() const;
 
@@ -93,8 +103,11 @@ class Checkpoints {
   int64_t newest_ = -1;                       // step
   int64_t saving_ = 0;                        // the step of the last one
   Snapshots snapshots_;
-  bool in_memory_ = false;  // the last one is a snapshot
-  std::string latest_;      // the folder of the last one that was saved, begun or loaded
+  Kind kind_ = Kind::step;      // of the last one
+  std::string saving_into_;     // its folder
+  std::string latest_;          // the folder of the last one that was saved, begun or loaded
+  int64_t schedule_start_ = 0;  // step
+  std::function<void(const std::string& folder)> saved_;
   BackgroundSave background_;
 };
 

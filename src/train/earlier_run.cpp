@@ -147,6 +147,13 @@ std::string compare_with_earlier_run(
     check_same_model(configuration, *model, checkpoint);
   }
   const auto changed = earlier ? changed_keys(configuration, *earlier) : std::vector<ChangedKey>{};
+  for (const auto& [key, now, before] : changed) {
+    TORCH_CHECK_VALUE(
+        key != "model.frozen", "[train] ", checkpoint,
+        " has optimizer state of other weights: ", key, " = ", now, ", was ", before,
+        ". Restore it; to start another run from these weights, ",
+        "set model.from = ", to_toml(checkpoint), " and another train.out");
+  }
   std::vector<std::string> others;  // that make it another run
   const auto data = number_in_state(checkpoint, "data");
   for (const auto& [key, now, before] : changed) {

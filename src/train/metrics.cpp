@@ -36,6 +36,8 @@ std::optional<StepMetrics> read_line(const std::string& line) {
   metrics.step_seconds = number("step_seconds");
   metrics.tokens_per_second = number("tokens_per_second");
   metrics.tflops = number("tflops");
+  metrics.tokens = whole("tokens");
+  metrics.resumed = json.value("resumed", nlohmann::json()) == true;
   metrics.planned_bytes = whole("planned_bytes");
   metrics.peak_bytes = whole("peak_bytes");
   if (json.contains("val_loss")) metrics.val_loss = number("val_loss");
@@ -53,9 +55,11 @@ std::string StepMetrics::json() const {
       {"step_seconds", step_seconds},
       {"tokens_per_second", tokens_per_second},
       {"tflops", tflops},
+      {"tokens", tokens},
       {"planned_bytes", planned_bytes},
       {"peak_bytes", peak_bytes}};
   if (val_loss) line["val_loss"] = *val_loss;
+  if (resumed) line["resumed"] = true;
   return line.dump();
 }
 

@@ -18,9 +18,11 @@ struct StepMetrics {
   double step_seconds = 0;
   double tokens_per_second = 0;  ///< of all ranks
   double tflops = 0;             ///< per rank
+  int64_t tokens = 0;            ///< that the run has trained on, with those of this step
   int64_t planned_bytes = 0;     ///< on the rank with most
   int64_t peak_bytes = 0;
   std::optional<double> val_loss{};
+  bool resumed = false;  ///< the first step after a checkpoint was loaded
 
   /// Returns one line of JSON.
   std::string json() const;

@@ -1,226 +1,292 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/report.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
+#include <ctime>
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <utility>
+
+#include "configuration/keys.h"
+#include "configuration/to_toml.h"
+#include "files/byte_text.h"
+#include "files/format_text.h"
+#include "forecast/plan_page_files.h"
+#include "sherd/version.h"
+#include "train/plot.h"
+#include "train/report_files.h"
 
 namespace sherd {
 namespace {
 
-constexpr double kPlotWidth = 560;
-constexpr double kHeight = 200;
-constexpr double kLeft = 64;  // for the numbers
-constexpr double kBelow = 24;
+constexpr size_t kMostPoints = 800;  // of a line
+constexpr size_t kFewSteps = 10;     // of which smoothing says nothing
+constexpr int64_t kRefreshSeconds = 10;
 
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&': result += "&amp;"; break;
-      case '<': result += "&lt;"; break;
-      case '>': result += "&gt;"; break;
-      case '"': result += "&quot;"; break;
-      default: result += c;
-    }
+using Metrics = std::vector<StepMetrics>;
+using MetricOf = std::function<double(const StepMetrics&)>;
+using NamedText = std::pair<std::string, std::string>;
+
+// ---- curves
+std::vector<PlotPoint> points_of(const Metrics& steps, const MetricOf& value) {
+  std::vector<PlotPoint> points;
+  for (const auto& one : steps) points.push_back({static_cast<double>(one.step), value(one)});
+  return points;
+}
+
+std::vector<double> resumed_steps(const Metrics& steps) {
+  std::vector<double> result;
+  for (const auto& one : steps) {
+    if (one.resumed) result.push_back(static_cast<double>(one.step));
   }
   return result;
 }
 
-std::string brief(double value) {
+/// The value as it is and, of more than a few steps, smoothed.
+std::vector<PlotLine> lines_of(const Metrics& steps, const char* name, const MetricOf& value) {
+  const auto points = points_of(steps, value);
+  const auto raw = thinned(points, kMostPoints);
+  if (points.size() < kFewSteps) return {{name, "var(--c0)", raw}};
+  const double window = std::clamp(static_cast<double>(points.size()) / 40, 4.0, 100.0);
+  return {
+      {name, "var(--c0)", raw, true},
+      {"smoothed", "var(--c0)", thinned(smoothed(points, window), kMostPoints)}};
+}
+
+std::string both_scales(
+    const char* title, const std::vector<PlotLine>& lines, const std::vector<double>& marks) {
+  return Plot(title, lines, marks).html("linear") +
+         Plot(title, lines, marks, Plot::Scale::logarithmic).html("logarithmic");
+}
+
+std::string curves(const Metrics& steps) {
+  const auto marks = resumed_steps(steps);
+  auto losses = lines_of(steps, "training", [](const StepMetrics& one) { return one.loss; });
+  std::vector<PlotPoint> validation;
+  for (const auto& one : steps) {
+    if (one.val_loss) validation.push_back({static_cast<double>(one.step), *one.val_loss});
+  }
+  if (!validation.empty()) {
+    losses.push_back({"validation", "var(--c1)", thinned(validation, kMostPoints)});
+  }
+  const auto single = [&](const char* title, const MetricOf& value) {
+    const PlotLine line{title, "var(--c0)", thinned(points_of(steps, value), kMostPoints)};
+    return Plot(title, {line}, marks).html();
+  };
+  return both_scales("Loss", losses, marks) +
+         both_scales(
+             "Gradient norm",
+             lines_of(steps, "norm", [](const StepMetrics& one) { return one.grad_norm; }), marks) +
+         single("Learning rate", [](const StepMetrics& one) { return one.lr; }) +
+         single("Tokens per second", [](const StepMetrics& one) { return one.tokens_per_second; });
+}
+
+// ---- what the run is
+std::string grouped_number(int64_t number) {
+  auto text = std::to_string(number);
+  for (auto at = std::ssize(text) - 3; at > 0; at -= 3)
+    text.insert(static_cast<size_t>(at), 1, ',');
+  return text;
+}
+
+double seconds_of(const Metrics& steps) {
+  double seconds = 0;
+  for (const auto& one : steps) seconds += one.step_seconds;
+  return seconds;
+}
+
+std::optional<StepMetrics> best_validation(const Metrics& steps) {
+  std::optional<StepMetrics> best;
+  for (const auto& one : steps) {
+    if (one.val_loss && (!best || *one.val_loss < *best->val_loss)) best = one;
+  }
+  return best;
+}
+
+std::string list_of(const char* id, const std::vector<NamedText>& entries) {
+  std::string html = "<dl id=\"" + std::string(id) + "\">";
+  for (const auto& [name, text] : entries) {
+    html += "<div><dt>" + escaped_html(name) + "</dt><dd>" + escaped_html(text) + "</dd></div>";
+  }
+  return html + "</dl>\n";
+}
+
+std::vector<NamedText> figures_of(const Configuration& configuration, const Metrics& steps) {
+  if (steps.empty()) return {};
+  const auto& last = steps.back();
+  std::vector<NamedText> result{
+      {"step of " + grouped_number(configuration.train.steps), grouped_number(last.step)},
+      {"loss", brief_number(last.loss)}};
+  if (const auto best = best_validation(steps)) {
+    result.emplace_back(
+        "best validation loss, step " + grouped_number(best->step), brief_number(*best->val_loss));
+  }
+  const double seconds = seconds_of(steps);
+  if (last.tokens > 0) result.emplace_back("tokens seen", grouped_number(last.tokens));
+  double tokens = 0;
+  for (const auto& one : steps) tokens += one.tokens_per_second * one.step_seconds;
+  if (seconds > 0) {
+    result.emplace_back("tokens/s", grouped_number(static_cast<int64_t>(tokens / seconds)));
+  }
+  return result;
+}
+
+std::string host_name() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return host.data();
+}
+
+std::vector<NamedText> facts_of(
+    const Configuration& configuration, const ReportFacts& facts, const Metrics& steps) {
+  const auto& model = configuration.model;
+  const auto& precision = configuration.precision;
+  const auto& sizes = facts.sizes;
+  std::vector<NamedText> result{
+      {"model", model.kind + (model.from ? " from " + *model.from : "")},
+      {"parameters", grouped_number(sizes.parameters)},
+      {"precision", precision.recipe.value_or(precision.compute.value_or("fp32"))},
+      {"ranks", std::to_string(facts.ranks)},
+      {"device", facts.device},
+      {"machine", host_name()}};
+  const auto seq = configuration.data.seq;
+  result.emplace_back("tokens of a step", grouped_number(sizes.step_samples * seq));
+  result.emplace_back("tokens of the data", grouped_number(sizes.data_tokens));
+  if (!steps.empty()) {
+    const auto& last = steps.back();
+    const auto epoch_tokens = static_cast<double>(sizes.samples * seq);
+    if (epoch_tokens > 0) {
+      result.emplace_back(
+          "epoch", format_text("%.3g", static_cast<double>(last.tokens) / epoch_tokens));
+    }
+    result.emplace_back("training time", duration_text(seconds_of(steps)));
+    result.emplace_back("learning rate", brief_number(last.lr));
+    result.emplace_back(
+        "memory of the fullest rank",
+        byte_text(last.peak_bytes) + " of " + byte_text(last.planned_bytes) + " planned");
+  }
+  std::string resumed;
+  for (const double step : resumed_steps(steps)) {
+    resumed += (resumed.empty() ? "" : ", ") + std::to_string(static_cast<int64_t>(step));
+  }
+  if (!resumed.empty()) result.emplace_back("continued at step", resumed);
+  if (!facts.checkpoint.empty()) result.emplace_back("newest checkpoint", facts.checkpoint);
+  std::istringstream versions(version_text());
+  for (std::string line; std::getline(versions, line);) {
+    const auto space = line.find(' ');
+    if (space == std::string::npos) continue;
+    result.emplace_back(line.substr(0, space), line.substr(line.find_first_not_of(' ', space)));
+  }
+  return result;
+}
+
+std::string time_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
   std::array<char, 32> text{};
-  const double size = std::abs(value);
-  // At most eight characters, which is what fits beside a plot.
-  const bool plain = value == 0 || (size >= 1e-3 && size < 1e8);
-  const char* how = size >= 1e3 ? "%.0f" : "%.4g";
-  std::snprintf(text.data(), text.size(), plain ? how : "%.2e", value);
+  std::strftime(text.data(), text.size(), "%F %T UTC", &parts);
   return text.data();
 }
 
-struct Point {
-  double step = 0;
-  double value = 0;
-};
-
-struct Line {
-  std::string name;
-  std::string colour;
-  std::vector<Point> points;
-};
-
-/// Lines over the same steps, from the least value to the largest.
-class Plot {
- public:
-  Plot(std::string title, std::vector<Line> lines)
-      : title_(std::move(title)), lines_(std::move(lines)) {
-    for (const auto& line : lines_) {
-      for (const auto& [step, value] : line.points) {
-        if (!std::isfinite(value)) continue;
-        least_ = std::min(least_, value);
-        most_ = std::max(most_, value);
-        first_ = std::min(first_, step);
-        last_ = std::max(last_, step);
-      }
-    }
-    if (least_ > most_) least_ = most_ = first_ = last_ = 0;
-    if (least_ == most_) {
-      most_ += std::max(1e-9, std::abs(most_) * 0.05);
-      least_ -= std::max(1e-9, std::abs(least_) * 0.05);
-    }
+std::string summary_of(
+    const Configuration& configuration, const ReportFacts& facts, const Metrics& steps) {
+  std::string text = std::to_string(steps.size()) + (steps.size() == 1 ? " step" : " steps") +
+                     " of a " + configuration.model.kind + " on " + std::to_string(facts.ranks) +
+                     (facts.ranks == 1 ? " rank" : " ranks") + " in " +
+                     duration_text(seconds_of(steps));
+  if (!steps.empty()) {
+    text += ": loss " + brief_number(steps.front().loss) + " at the start, " +
+            brief_number(steps.back().loss) + (facts.running ? " now" : " at the end");
   }
-
-  std::string html() const {
-    std::ostringstream out;
-    out << "<figure><figcaption>" << escaped(title_) << legend()
-        << "</figcaption><svg viewBox=\"0 0 " << kPlotWidth << ' ' << kHeight
-        << "\" role=\"img\" aria-label=\"" << escaped(title_) << "\">";
-    for (int i = 0; i <= 4; ++i) {
-      const double value = least_ + (most_ - least_) * i / 4;
-      const double y = height_of(value);
-      out << "<line class=\"grid\" x1=\"" << kLeft << "\" x2=\"" << kPlotWidth << "\" y1=\"" << y
-          << "\" y2=\"" << y << "\"/><text x=\"" << kLeft - 6 << "\" y=\"" << y + 4
-          << "\" text-anchor=\"end\">" << brief(value) << "</text>";
-    }
-    double written = NAN;
-    for (int i = 0; i <= 4; ++i) {
-      const double step = std::round(first_ + (last_ - first_) * i / 4);
-      if (step == written) continue;  // of a short run
-      written = step;
-      out << "<text x=\"" << place_of(step) << "\" y=\"" << kHeight - 4 << "\" text-anchor=\""
-          << (step == last_ && last_ > first_ ? "end" : "middle") << "\">"
-          << static_cast<int64_t>(step) << "</text>";
-    }
-    for (const auto& line : lines_) out << drawn(line);
-    out << "</svg></figure>\n";
-    return out.str();
-  }
-
- private:
-  std::string drawn(const Line& line) const {
-    std::vector<std::pair<double, double>> points;
-    for (const auto& [step, value] : line.points) {
-      if (std::isfinite(value)) points.emplace_back(place_of(step), height_of(value));
-    }
-    std::ostringstream out;
-    out << "<polyline stroke=\"" << line.colour << "\" points=\"";
-    for (const auto& [x, y] : points) out << x << ',' << y << ' ';
-    out << "\"/>";
-    if (points.size() == 1) {  // of which a line shows nothing
-      const auto& [x, y] = points.front();
-      out << "<circle r=\"3\" fill=\"" << line.colour << "\" cx=\"" << x << "\" cy=\"" << y
-          << "\"/>";
-    }
-    return out.str();
-  }
-  std::string legend() const {
-    std::string text;
-    for (const auto& line : lines_) {
-      if (lines_.size() == 1) break;
-      text += " <span style=\"color:" + line.colour + "\">" + escaped(line.name) + "</span>";
-    }
-    return text;
-  }
-  double place_of(double step) const {
-    const double width = kPlotWidth - kLeft - 8;
-    return kLeft + (last_ > first_ ? (step - first_) / (last_ - first_) * width : width / 2);
-  }
-  double height_of(double value) const {
-    return 8 + (1 - (value - least_) / (most_ - least_)) * (kHeight - kBelow - 16);
-  }
-
-  std::string title_;
-  std::vector<Line> lines_;
-  double least_ = INFINITY;
-  double most_ = -INFINITY;
-  double first_ = INFINITY;
-  double last_ = -INFINITY;
-};
-
-using MetricOf = std::function<double(const StepMetrics&)>;
-
-Line line_of(
-    const char* name,
-    const char* colour,
-    const std::vector<StepMetrics>& steps,
-    const MetricOf& value) {
-  Line line{name, colour, {}};
-  for (const auto& step : steps)
-    line.points.push_back({static_cast<double>(step.step), value(step)});
-  return line;
+  if (!facts.running) return text + ".";
+  return text + ". Written at " + time_text() + " while the run was going on.";
 }
 
-std::string plots(const std::vector<StepMetrics>& steps) {
-  constexpr const char* kBlue = "#1f6fb2";
-  constexpr const char* kOrange = "#c2571a";
-  std::vector<Line> losses{
-      line_of("training", kBlue, steps, [](const StepMetrics& one) { return one.loss; })};
-  Line validation{"validation", kOrange, {}};
-  for (const auto& step : steps) {
-    if (step.val_loss)
-      validation.points.push_back({static_cast<double>(step.step), *step.val_loss});
-  }
-  if (!validation.points.empty()) losses.push_back(std::move(validation));
-  const auto single = [&](const char* title, const MetricOf& value) {
-    return Plot(title, {line_of(title, kBlue, steps, value)}).html();
+// ---- tables
+std::string memory_table(const Ledger& ledger) {
+  const auto cells = [](int64_t planned, const std::optional<int64_t>& measured) {
+    return "<td>" + byte_text(planned) + "</td><td>" + (measured ? byte_text(*measured) : "") +
+           "</td></tr>";
   };
-  constexpr double kMiB = 1 << 20;
-  return Plot("Loss", std::move(losses)).html() +
-         single("Gradient norm", [](const StepMetrics& one) { return one.grad_norm; }) +
-         single("Tokens per second", [](const StepMetrics& one) { return one.tokens_per_second; }) +
-         single("Learning rate", [](const StepMetrics& one) { return one.lr; }) +
-         Plot(
-             "Memory on the fullest rank, MiB",
-             {line_of(
-                  "planned", kOrange, steps,
-                  [&](const StepMetrics& one) {
-                    return static_cast<double>(one.planned_bytes) / kMiB;
-                  }),
-              line_of(
-                  "used", kBlue, steps,
-                  [&](const StepMetrics& one) {
-                    return static_cast<double>(one.peak_bytes) / kMiB;
-                  })})
-             .html();
+  std::string html =
+      "<table id=\"ledger\"><thead><tr><th>bytes</th><th>planned</th><th>measured</th></tr>"
+      "</thead><tbody>";
+  for (const auto& entry : ledger.entries) {
+    html += "<tr><th>" + escaped_html(entry.name) + "</th>" + cells(entry.planned, entry.measured);
+  }
+  return html + "</tbody><tfoot><tr><th>total</th>" + cells(ledger.planned(), ledger.measured()) +
+         "</tfoot></table>\n";
+}
+
+std::string samples_of(const std::vector<WrittenText>& written) {
+  if (written.empty()) return "";
+  std::string html = "<section id=\"samples\"><h2>What the model writes after step " +
+                     std::to_string(written.front().step) + "</h2>\n";
+  for (const auto& [step, prompt, text] : written) {
+    html += "<p><b>" + escaped_html(prompt) + "</b>" + escaped_html(text) + "</p>\n";
+  }
+  return html + "</section>\n";
+}
+
+/// A key's meaning begins with the kinds of model that have it, unless all do.
+bool has_key(const std::string& kind, const std::string& meaning) {
+  const auto colon = meaning.find(": ");
+  if (colon == std::string::npos) return true;
+  bool names_kinds = true, names_mine = false;
+  std::istringstream words(meaning.substr(0, colon));
+  for (std::string word; std::getline(words, word, ',');) {
+    word.erase(0, word.find_first_not_of(' '));
+    names_kinds &= word == "moe" || word == "hybrid" || word == "vlm";
+    names_mine |= word == kind;
+  }
+  return !names_kinds || names_mine;
+}
+
+std::string keys_of_run(const Configuration& configuration) {
+  std::string text;
+  sections(configuration, [&](const char* name, const auto& section) {
+    text += std::string(text.empty() ? "" : "\n") + "[" + name + "]\n";
+    keys(section, [&](const char* key, const auto& value, const Key& about) {
+      const auto shown = to_toml(value);
+      const bool has = has_key(configuration.model.kind, about.meaning);
+      if (has && !shown.empty()) text += std::string(key) + " = " + shown + "\n";
+    });
+  });
+  return text;
 }
 
 }  // namespace
 
 std::string report_html(
     const Configuration& configuration,
-    int64_t ranks,
-    const std::vector<StepMetrics>& steps,
+    const ReportFacts& facts,
+    const Metrics& steps,
     const Ledger& ledger) {
-  double seconds = 0;
-  for (const auto& step : steps) seconds += step.step_seconds;
   std::ostringstream out;
-  out << "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Sherd: "
-      << escaped(configuration.train.out)
-      << "</title><style>"
-         "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem;"
-         "color:#222;background:#fff}h1{font-size:1.5rem;overflow-wrap:anywhere}figure{display:"
-         "inline-block;margin:0 1rem "
-         "1rem 0;"
-         "width:560px;max-width:100%}figcaption{font-weight:600}svg{width:100%}svg "
-         "text{font-size:11px;"
-         "fill:#555}polyline{fill:none;stroke-width:1.5}polyline~polyline{stroke-dasharray:6 "
-         "4}.grid{stroke:#e3e3e3}pre{background:#"
-         "f6f6f6;"
-         "padding:1rem;overflow:auto}</style></head><body>\n<h1>"
-      << escaped(configuration.train.out) << "</h1>\n<p id=\"summary\">" << steps.size()
-      << (steps.size() == 1 ? " step" : " steps") << " of a " << escaped(configuration.model.kind)
-      << " on " << ranks << (ranks == 1 ? " rank" : " ranks") << " in " << duration_text(seconds);
-  if (!steps.empty()) {
-    out << ": loss " << brief(steps.front().loss) << " at the start, " << brief(steps.back().loss)
-        << " at the end";
+  out << "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+         "style-src 'unsafe-inline'\">\n<meta name=\"viewport\" content=\"width=device-width\">\n";
+  if (facts.running) {
+    out << "<meta http-equiv=\"refresh\" content=\"" << kRefreshSeconds << "\">\n";
   }
-  out << ".</p>\n"
-      << plots(steps) << "<h2>Configuration</h2>\n<pre>" << escaped(to_text(configuration))
-      << "</pre>\n<h2>Memory of this rank</h2>\n<pre id=\"ledger\">" << escaped(ledger.to_text())
-      << "</pre>\n</body></html>\n";
+  const auto name = escaped_html(configuration.train.out);
+  out << "<title>Sherd: " << name << "</title>\n<style>" << kStyleCss << kReportCss
+      << "</style></head>\n<body><header><h1>" << name << "</h1></header>\n<p id=\"summary\">"
+      << escaped_html(summary_of(configuration, facts, steps)) << "</p>\n"
+      << list_of("figures", figures_of(configuration, steps))
+      << list_of("facts", facts_of(configuration, facts, steps))
+      << "<h2>Curves</h2>\n<input type=\"checkbox\" id=\"log\"> <label for=\"log\">logarithmic "
+         "scale for loss and norm</label>\n<section id=\"curves\">\n"
+      << curves(steps) << "</section>\n"
+      << samples_of(facts.written) << "<section id=\"memory\"><h2>Memory of rank 0</h2>\n"
+      << memory_table(ledger) << "</section>\n<h2>Configuration</h2>\n<pre>"
+      << escaped_html(keys_of_run(configuration)) << "</pre>\n</body></html>\n";
   return out.str();
 }
 

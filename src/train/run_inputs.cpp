@@ -29,6 +29,15 @@ Dataset checked(Dataset data, const Configuration& configuration, const World& w
   return data;
 }
 
+/// Throws unless a key that is set names a file.
+void check_file(const char* key, const std::optional<std::string>& path) {
+  if (!path) return;
+  const bool folder = std::filesystem::is_directory(*path);
+  TORCH_CHECK_VALUE(
+      !folder && std::filesystem::exists(*path), "[train] ", key, " = ", *path,
+      folder ? " is a folder: give a file" : ": there is no such file: check the path");
+}
+
 /// Throws if train.resume is neither a word nor a folder.
 void check_resume(const TrainSection& train) {
   const auto& resume = train.resume;
@@ -70,6 +79,10 @@ void check_inputs(const Configuration& configuration) {
   auto all = configuration;
   all.model = resolved(all.model);
   if (all.model.from) check_weights_of(configuration);
+  const auto& data = all.data;
+  check_file("data.text", data.text);
+  check_file("data.tokens", data.tokens);
+  check_file("data.validation", data.validation);
   training_data_of(all);
   validation_data_of(all);
   if (all.data.tokenizer) check_tokenizer(*all.data.tokenizer);

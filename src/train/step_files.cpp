@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/step_files.h"
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <filesystem>
+
+#include "data/across_ranks.h"
+
 namespace sherd {
 
 StepFiles::StepFiles(const Results* results, const TrainSection& train, int64_t step) {
@@ -28,6 +35,15 @@ void StepFiles::add_validation(double loss) {
   metrics.val_loss = loss;
   metrics_->amend(metrics);
   if (events_) events_->add(metrics.step, {{"validation/loss", loss}});
+}
+
+double StepFiles::lowest_validation(const World& world, const std::string& folder) const {
+  double lowest = INFINITY;
+  if (metrics_ && std::filesystem::is_directory(folder)) {
+    for (const auto& one : steps_) lowest = std::min(lowest, one.val_loss.value_or(lowest));
+  }
+  const auto bits = numbers_of_first_rank(world, {std::bit_cast<int64_t>(lowest)});
+  return std::bit_cast<double>(bits[0]);
 }
 
 }  // namespace sherd

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "configuration/configuration.h"
+#include "sherd/comm/world.h"
 #include "train/event_file.h"
 #include "train/metrics.h"
 #include "train/results.h"
@@ -25,6 +26,9 @@ class StepFiles {
   void add(const StepMetrics& metrics);
   /// Adds the validation loss of the last step.
   void add_validation(double loss);
+  /// Returns the lowest validation loss of the steps if a folder, with what was saved then, is
+  /// there; else infinity. The same on all ranks. Collective.
+  double lowest_validation(const World& world, const std::string& folder) const;
   /// Returns a warning if files of an earlier run could not be read; otherwise empty.
   const std::string& warning() const { return warning_; }
 

@@ -14,6 +14,7 @@
 #include "configuration/setup.h"
 #include "data/across_ranks.h"
 #include "device/device_memory.h"
+#include "device/device_name.h"
 #include "device/peak_speed.h"
 #include "device/timing.h"
 #include "files/format_text.h"
@@ -28,10 +29,10 @@
 #include "train/metrics.h"
 #include "train/not_finite.h"
 #include "train/progress.h"
-#include "train/report.h"
 #include "train/results.h"
 #include "train/run_inputs.h"
 #include "train/run_memory.h"
+#include "train/run_reporter.h"
 #include "train/schedule.h"
 #include "train/step_files.h"
 #include "train/step_line.h"
@@ -70,18 +71,19 @@ class Trainer {
   /// The state after the last step that was made, if `step` is its number.
   Checkpoints::Place place_at(int64_t step) const { return {step, position_, bad_.numbers()}; }
   void read_steps();
-  void validate_missed(int64_t step);
+  void validate_missed(int64_t step, Checkpoints& checkpoints);
   void finish(Checkpoints& checkpoints);
-  void note_validation(int64_t step);
+  void note_validation(int64_t step, Checkpoints& checkpoints);
+  void show(const StepMetrics& metrics, double possible, double left);
   bool validates(int64_t step) const;
   bool logs(int64_t step) const;
   bool first() const { return world_.rank() == 0; }
   void say(const std::string& line);
-  RunSizes sizes() const;
 
   StopSignals signals_;  // from the start: large models take a while to set up
   World world_;
   RunMemory memory_;
+  RunSizes sizes_;
   Configuration configuration_;
   std::optional<Results> results_;  // on the first rank
   Mesh mesh_;
@@ -93,8 +95,10 @@ class Trainer {
   StepLog log_;
   SharedWishes wishes_;
   std::optional<StepFiles> files_;
-  int64_t position_ = 0;         // samples that were trained on
-  int64_t position_before_ = 0;  // the last step
+  std::optional<RunReporter> reporter_;  // on the first rank
+  double lowest_ = INFINITY;             // validation loss
+  int64_t position_ = 0;                 // samples that were trained on
+  int64_t position_before_ = 0;          // the last step
   bool scales_loss_ = false;
   int64_t start_ = 0;       // the step that the run goes on from
   int64_t steps_made_ = 0;  // since then
@@ -140,25 +144,11 @@ Trainer::Trainer(const Configuration& configuration)
     watch(*model_, {.enabled = watches && word != "off", .before_reduction = word == "ranks"});
   }
   memory_.plan(configuration_, *model_);
-  for (const auto& line : banner(configuration_, world_, sizes())) say(line);
+  sizes_ = sizes_of(configuration_, world_, data_, *model_, memory_.ledger().planned());
+  for (const auto& line : banner(configuration_, world_, sizes_)) say(line);
   for (const auto& line : notes_on_memory(configuration_, *model_, world_.device())) say(line);
   training_.emplace(configuration_, world_, data_, *model_, optimizer_);
   if (configuration_.train.sample_every > 0) samples_.emplace(configuration_, world_, *model_);
-}
-
-RunSizes Trainer::sizes() const {
-  RunSizes sizes{
-      .data_tokens = data_.size(),
-      .samples = data_.samples(),
-      .step_samples =
-          Sampler(sampling_of(configuration_, data_, data_ranks_of(configuration_, world_.size())))
-              .samples_from(0),
-      .planned_bytes = memory_.ledger().planned()};
-  for (const auto& item : model_->named_parameters()) {
-    const auto shape = whole_shape(item.value());
-    sizes.parameters += c10::multiply_integers(shape.begin(), shape.end());
-  }
-  return sizes;
 }
 
 void Trainer::say(const std::string& line) {
@@ -169,10 +159,13 @@ void Trainer::step(int64_t number, Checkpoints& checkpoints) {
   log_.begin();
   StepMetrics metrics;
   metrics.step = number;
-  metrics.lr = lr_of(configuration_.optim, configuration_.train.steps, number);
+  metrics.lr =
+      lr_of(configuration_.optim, configuration_.train.steps, number, checkpoints.schedule_start());
   optimizer_.set_lr(metrics.lr);
   position_ = bad_.next_position(position_);
   const auto made = training_->run(position_, [&] { checkpoints.before_update(); });
+  metrics.tokens = (position_ + made.samples) * configuration_.data.seq;
+  metrics.resumed = start_ > 0 && number == start_ + 1;
   log_.add(
       metrics, made.loss, optimizer_.gradient_norm_on_device(), made.targets,
       made.samples * configuration_.data.seq);
@@ -275,10 +268,24 @@ int64_t Trainer::rewind(Checkpoints& checkpoints) {
   return place.step;
 }
 
-void Trainer::note_validation(int64_t step) {
+void Trainer::note_validation(int64_t step, Checkpoints& checkpoints) {
   const double loss = validation_loss(*model_, *validation_, configuration_, world_);
+  const bool best = loss < lowest_;
+  if (best) lowest_ = loss;
   files_->add_validation(loss);
+  if (reporter_) reporter_->validated(step, loss, best);
   say(format_text("step %lld: validation loss %.4f", static_cast<long long>(step), loss));
+  if (best && configuration_.train.keep_best) {
+    saved_ = checkpoints.save_best(place_at(step)) && saved_;
+  }
+}
+
+/// On the first rank.
+void Trainer::show(const StepMetrics& metrics, double possible, double left) {
+  progress_.show(metrics.step, step_fields(metrics, configuration_.train.steps, possible, left));
+  reporter_->logged(metrics);
+  const auto failure = reporter_->rewrite(files_->steps(), memory_.ledger());
+  if (!failure.empty()) say(failure);
 }
 
 bool Trainer::validates(int64_t step) const {
@@ -296,13 +303,13 @@ bool Trainer::logs(int64_t step) const {
 }
 
 /// A run that was killed while it validated goes on after the step.
-void Trainer::validate_missed(int64_t step) {
+void Trainer::validate_missed(int64_t step, Checkpoints& checkpoints) {
   if (!validates(step)) return;
   const auto& steps = files_->steps();
   const bool missed =
       first() && !steps.empty() && steps.back().step == step && !steps.back().val_loss.has_value();
   if (numbers_of_first_rank(world_, {missed})[0] == 0) return;
-  note_validation(step);
+  note_validation(step, checkpoints);
 }
 
 void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoints) {
@@ -332,7 +339,7 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
     if (shows && first()) {
       const double each = seconds_since(begin) / static_cast<double>(number - start.step);
       const double left = each * static_cast<double>(train.steps - number);
-      progress_.show(number, step_fields(files_->steps().back(), train.steps, possible, left));
+      show(files_->steps().back(), possible, left);
     }
     if (checkpoints.under_way() && wishes.busy == 0 && number - acted > wishes_.delay()) {
       saved_ = checkpoints.advance();
@@ -346,7 +353,7 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
     } else {
       checkpoints.save_snapshot(place_at(number));
     }
-    if (validates(number)) note_validation(number);
+    if (validates(number)) note_validation(number, checkpoints);
     if (samples_ && samples_->due(number)) {
       const auto path = first() ? results_->path("samples.jsonl") : "";
       for (const auto& line : samples_->write(number, path)) say(line);
@@ -368,9 +375,10 @@ void Trainer::finish(Checkpoints& checkpoints) {
   }
   saved_ = checkpoints.finish() && saved_;
   if (first()) {
-    results_->write(
-        "report.html",
-        report_html(configuration_, world_.size(), files_->steps(), memory_.ledger()));
+    const int64_t last = start_ + steps_made_;
+    const bool whole = last == configuration_.train.steps;
+    reporter_->write(files_->steps(), memory_.ledger());
+    reporter_->ended(last, not_finite_ ? "not finite" : whole ? "finished" : "stopped");
     say("report: " + results_->path("report.html"));
   }
   if (not_finite_) {
@@ -394,8 +402,16 @@ void Trainer::run() {
   start_ = start.step;
   files_.emplace(results_ ? &*results_ : nullptr, configuration_.train, start.step);
   if (!files_->warning().empty()) say(files_->warning());
-  validate_missed(start.step);
+  if (first()) {
+    const ReportFacts facts{world_.size(), device_name(world_.device()), sizes_};
+    reporter_.emplace(configuration_, *results_, facts);
+    reporter_->started(start.step);
+    checkpoints.on_saved([this](const std::string& folder) { reporter_->saved(folder); });
+  }
+  if (configuration_.train.keep_best)
+    lowest_ = files_->lowest_validation(world_, checkpoints.best());
   bad_.restore(start.decisions);
+  validate_missed(start.step, checkpoints);
   if (bad_.rewind() && !checkpoints.has(start.step)) {
     saved_ = checkpoints.save(place_at(start.step)) && checkpoints.finish();
     TORCH_CHECK(

@@ -114,7 +114,7 @@ TEST_F(ConfigurationTest, MisspeltKeysAreNamedWithTheNearestOne) {
   expect_problem(
       kWhole,
       "--set optim.rate=1:1: optim.rate = 1: unknown key; the keys are name, lr, betas, eps, "
-      "weight_decay, weight_decay_on, max_norm, schedule, warmup",
+      "weight_decay, weight_decay_on, max_norm, schedule, warmup, min_lr, decay_steps, on_extend",
       {"optim.rate=1"});
 }
 

@@ -4,15 +4,17 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 from browser import Browser  # noqa: E402
 
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
-FIGURES = ["Loss", "Gradient norm", "Tokens per second", "Learning rate", "Memory on the fullest rank, MiB"]
+FIGURES = ["Loss", "Gradient norm", "Learning rate", "Tokens per second"]
 
 
 def run(sherd, place, name, steps, ranks):
@@ -34,9 +36,14 @@ LOOK = """(() => {
     heading: document.querySelector('h1').textContent,
     summary: document.querySelector('#summary').textContent,
     configuration: document.querySelector('pre').textContent,
+    values: Object.fromEntries([...document.querySelectorAll('#figures div, #facts div')].map(
+      entry => [entry.querySelector('dt').textContent, entry.querySelector('dd').textContent])),
+    memory: [...document.querySelectorAll('#ledger tr')].map(row => [...row.cells].map(cell => cell.textContent)),
+    refresh: document.querySelector('meta[http-equiv=refresh]')?.content ?? null,
     scripts: document.scripts.length,
     wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
-    figures: [...document.querySelectorAll('figure')].map(figure => ({
+    figures: [...document.querySelectorAll('figure')].filter(figure => figure.offsetParent).map(figure => ({
+      resumed: figure.querySelectorAll('.edge').length,
       box: box(figure),
       svg: box(figure.querySelector('svg')),
       caption: figure.querySelector('figcaption').firstChild.textContent.trim(),
@@ -45,7 +52,7 @@ LOOK = """(() => {
       lines: [...figure.querySelectorAll('polyline')].map(line => ({
         points: [...line.points].map(point => [point.x, point.y]),
         colour: getComputedStyle(line).stroke,
-        dashed: getComputedStyle(line).strokeDasharray != 'none',
+        faint: getComputedStyle(line).opacity < 1,
         box: box(line)})),
       dots: [...figure.querySelectorAll('circle')].map(
         dot => ({at: [dot.cx.baseVal.value, dot.cy.baseVal.value], colour: getComputedStyle(dot).fill, box: box(dot)})),
@@ -63,28 +70,29 @@ def within(inner, outer, slack=0.5):
             and inner[3] <= outer[3] + slack)
 
 
-def number_of_points(steps):
-    """For each figure, of each line."""
-    losses = [len(steps)] + [sum("val_loss" in step for step in steps)]
-    return [losses, [len(steps)], [len(steps)], [len(steps)], [len(steps)] * 2]
+def names_of_lines(steps):
+    """For each figure: of several lines the names."""
+    smooth = ["smoothed"] if len(steps) >= 10 else []
+    validation = ["validation"] if any("val_loss" in step for step in steps) else []
+    loss, norm = ["training", *smooth, *validation], ["norm", *smooth]
+    return [names if len(names) > 1 else [] for names in (loss, norm)] + [[], []]
 
 
-def check_lines(figure, counts):
-    assert [len(line["points"]) for line in figure["lines"]] == counts, figure
-    names = [name for name, _ in figure["legend"]]
-    assert names == ([] if len(counts) == 1 else {"Loss": ["training", "validation"]}.get(
-        figure["caption"], ["planned", "used"])), figure
-    if names:
-        assert [colour for _, colour in figure["legend"]] == [line["colour"] for line in figure["lines"]], figure
-    # What is planned and what is used are mostly the same: the upper line must not hide the lower one.
-    assert [line["dashed"] for line in figure["lines"]] == [False, True][:len(counts)], figure
-    for line in figure["lines"]:
+def check_lines(figure, names, steps):
+    assert [name for name, _ in figure["legend"]] == names and len(figure["lines"]) == max(1, len(names)), figure
+    for line, name in zip(figure["lines"], names or [None]):
+        count = sum("val_loss" in step for step in steps) if name == "validation" else len(steps)
+        assert len(line["points"]) == count, (figure["caption"], name, line)
+        # What is measured must not hide what it means.
+        assert line["faint"] == ("smoothed" in names and name in ("training", "norm")), (figure["caption"], name, line)
         # A line of one point is nothing on the screen: a dot must be where it would be.
         shown = [dot for dot in figure["dots"] if dot["colour"] == line["colour"]]
         if len(line["points"]) > 1:
             assert line["box"][2] - line["box"][0] > 100 and within(line["box"], figure["svg"], 1), line
         else:
             assert any(dot["at"] == line["points"][0] and within(dot["box"], figure["svg"]) for dot in shown), figure
+    if names:
+        assert [colour for _, colour in figure["legend"]] == [line["colour"] for line in figure["lines"]], figure
 
 
 def check_labels(figure):
@@ -104,19 +112,49 @@ def check(browser, out, steps, ranks, width):
     many = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
     assert page["summary"].startswith(f"{many} of a llama on {ranks} rank{'s' * (ranks > 1)} in "), page["summary"]
     assert f"loss {steps[0]['loss']:.4g} at the start, {steps[-1]['loss']:.4g} at the end." in page["summary"], page
-    assert page["configuration"] == (out / "configuration.toml").read_text(), page["configuration"]
-    assert page["scripts"] == 0 and not page["wide"], page
-    figures = page["figures"]
+    # Every key but those of other kinds of models.
+    lines, whole = page["configuration"].splitlines(), (out / "configuration.toml").read_text().splitlines()
+    left_out = [line.split(" = ")[0] for line in whole if line not in lines]
+    assert [line for line in whole if line in lines] == lines, lines
+    assert {"experts", "pattern", "image_size", "ssm_state"} <= set(left_out) and not set(left_out) & {"dim", "seq", "lr"}, left_out
+    assert page["scripts"] == 0 and not page["wide"] and page["refresh"] is None, page
+    check_values(page, steps, ranks)
+    for log in (False, True):
+        if log:
+            browser.evaluate("document.querySelector('#log').click()")
+        figures = browser.evaluate(LOOK)["figures"]
+        check_figures(figures, steps, width)
+    return len(figures)
+
+
+def check_values(page, steps, ranks):
+    values, last = page["values"], steps[-1]
+    assert values["tokens seen"] == f"{last['tokens']:,}" and last["tokens"] == 32 * ranks * last["step"], values
+    assert values["parameters"] == "32,864" and values["ranks"] == str(ranks) and " of " in values["device"], values
+    assert values[f"step of {last['step']}"] == str(last["step"]) and values["machine"] == os.uname().nodename, values
+    assert float(values["epoch"]) > 0 and values["newest checkpoint"].endswith(f"step-{last['step']}"), values
+    assert values["torch"] and values["sherd"] and values["precision"] == "fp32", values
+    resumed = ", ".join(str(step["step"]) for step in steps if "resumed" in step)
+    assert values.get("continued at step", "") == resumed, values
+    best = min((step for step in steps if "val_loss" in step), key=lambda step: step["val_loss"])
+    assert values[f"best validation loss, step {best['step']}"] == f"{best['val_loss']:.4g}", values
+    names = [row[0] for row in page["memory"]]
+    assert names[0] == "bytes" and {"model weights", "optimizer state", "activations"} <= set(names) and names[-1] == "total", names
+    measured = {row[0]: row[2] == row[1] for row in page["memory"] if row[2]}
+    assert measured["optimizer state"] and measured["arena"], page["memory"]
+
+
+def check_figures(figures, steps, width):
     assert [figure["caption"] for figure in figures] == FIGURES, figures
-    for figure, counts in zip(figures, number_of_points(steps), strict=True):
+    for figure, names in zip(figures, names_of_lines(steps), strict=True):
         assert 300 < figure["box"][2] - figure["box"][0] <= width and figure["svg"][3] - figure["svg"][1] > 100, figure
         assert not any(overlap(figure["box"], other["box"]) for other in figures if other is not figure), figures
-        check_lines(figure, counts)
+        assert figure["resumed"] == sum("resumed" in step for step in steps), figure
+        check_lines(figure, names, steps)
         check_labels(figure)
     losses = figures[0]["lines"][0]["points"]
     for (_, high), (_, low), before, after in zip(losses, losses[1:], steps, steps[1:]):
         assert (low > high) == (after["loss"] < before["loss"]), (losses, steps)  # y grows downwards
-    return len(figures)
 
 
 FAULTS = {  # what is put into the page, and where it must be noticed
@@ -140,19 +178,57 @@ def notices_faults(browser, report, place):
         assert (said if where == "said" else asked[1:]), f"{fault} was not noticed"
 
 
+def check_running(sherd, place):
+    """A run whose page is looked at meanwhile: whole at any time, and asking for itself again."""
+    (place / "run.toml").write_text(f'[model]\ndim = 32\nlayers = 1\nheads = 2\n[data]\ntext = "{STORY}"\nseq = 32\n'
+                                    f"[train]\nsteps = 1000000\nout = '{place}/running'\n[device]\nkind = \"cpu\"\n")
+    with subprocess.Popen([sherd, "train", str(place / "run.toml")], stdout=subprocess.PIPE, text=True,
+                          env=dict(os.environ, OMP_NUM_THREADS="1")) as process:
+        assert any(line.startswith("step ") for line in process.stdout)
+        page = place / "running/report.html"
+        limit = time.monotonic() + 20
+        while not page.exists():
+            assert time.monotonic() < limit
+        text = page.read_text()
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+    assert process.returncode == 0 and text.endswith("</html>\n"), text[-100:]
+    assert "while the run was going on" in text and '<meta http-equiv="refresh" content="10">' in text, text[:3000]
+    after = page.read_text()
+    assert "while the run was going on" not in after and "refresh" not in after, after[:3000]
+
+
+def check_samples(browser, sherd, place):
+    """What a model writes is text, whatever it is."""
+    out = place / "samples"
+    (place / "run.toml").write_text(
+        f'[model]\ndim = 32\nlayers = 1\nheads = 2\n[data]\ntext = "{STORY}"\nseq = 32\n[train]\nsteps = 4\nout = "{out}"\n'
+        'sample_every = 2\nsample_prompts = ["<script>missing()</script>"]\nsample_tokens = 8\n[device]\nkind = "cpu"\n')
+    subprocess.run([sherd, "train", str(place / "run.toml")], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    said, _ = browser.open(out / "report.html")
+    sample = json.loads((out / "samples.jsonl").read_text().splitlines()[-1])
+    heading, text = browser.evaluate("['h2', 'p'].map(name => document.querySelector('#samples ' + name).textContent)")
+    assert not said and heading == "What the model writes after step 4" and sample["step"] == 4, (said, heading)
+    assert text.startswith(sample["prompt"]) and sample["prompt"] == "<script>missing()</script>", (text, sample)
+
+
 def main():
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         place = pathlib.Path(place)
         pages = 0
         with Browser(place / "profile") as browser:
-            for name, steps, ranks in (("long", 8, 2), ("two", 2, 1), ("one", 1, 1)):
+            check_running(sys.argv[1], place)
+            for name, steps, ranks in (("long", 12, 2), ("two", 2, 1), ("one", 1, 1)):
+                if steps == 12:
+                    run(sys.argv[1], place, name, 7, ranks)  # which then goes on
                 out, metrics = run(sys.argv[1], place, name, steps, ranks)
                 assert len(metrics) == steps, metrics
                 for width in (1280, 400):
-                    assert check(browser, out, metrics, ranks, width) == 5
+                    assert check(browser, out, metrics, ranks, width) == 4
                     pages += 1
                     if len(sys.argv) > 2:
                         browser.picture(f"{sys.argv[2]}-{name}-{width}.png")
+            check_samples(browser, sys.argv[1], place)
             notices_faults(browser, out / "report.html", place)
     print(f"{pages} pages as they should be, {len(FAULTS)} faults noticed")
 
