@@ -7,14 +7,14 @@
 
 namespace sherd::app {
 
-/// Returns a check that refuses whole numbers below 1. What is no number, CLI11 refuses itself.
+/// Returns a check that refuses what is no whole number, and whole numbers below 1.
 inline CLI::Validator at_least_one() {
   return CLI::Validator(
       [](const std::string& text) {
         char* end = nullptr;
         const auto number = std::strtoll(text.c_str(), &end, 10);
-        const bool refused = *end == '\0' && number < 1;
-        return refused ? "it must be at least 1, not " + text : std::string();
+        if (text.empty() || *end != '\0') return "it must be a whole number, not " + text;
+        return number < 1 ? "it must be at least 1, not " + text : std::string();
       },
       "POSITIVE");
 }

@@ -9,6 +9,7 @@
 
 #include "bench_command.h"
 #include "checkpoint_command.h"
+#include "configuration/keys.h"
 #include "eval_command.h"
 #include "exit_code.h"
 #include "files/nearest_word.h"
@@ -44,6 +45,29 @@ std::string fault_of_command(const CLI::App& app, int argc, char** argv) {
   return text + " 'sherd --help' lists the commands.";
 }
 
+/// Returns what is wrong with the options of the command; nothing if all of them exist.
+std::string fault_of_options(const CLI::App& command, int argc, char** argv) {
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = argv[i];
+    const auto name = word.substr(0, word.find('='));
+    if (!word.starts_with("--") || word == "--" || command.get_option_no_throw(name)) continue;
+    std::vector<std::string> options;
+    for (const auto* option : command.get_options()) options.push_back(option->get_name());
+    std::string text = "sherd: " + command.get_name() + " has no option " + name;
+    const auto key = name.substr(2);
+    Configuration all;
+    sections(all, [&](const char* section, auto& of_section) {
+      keys(of_section, [&](const char* one, auto&, const Key&) {
+        const auto whole = std::string(section) + "." + one;
+        if (key == one || key == whole) text += "; its key is set with --set " + whole + "=VALUE";
+      });
+    });
+    if (const auto near = nearest_word(name, options)) text += ", did you mean " + *near + "?";
+    return text + " 'sherd " + command.get_name() + " --help' lists the options.";
+  }
+  return "";
+}
+
 }  // namespace
 
 int run_command_line(int argc, char** argv) {
@@ -66,6 +90,13 @@ int run_command_line(int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError& error) {
+    const auto given = app.get_subcommands();
+    const bool plain = !given.empty() && given.front()->get_subcommands({}).empty();
+    const auto fault = plain ? fault_of_options(*given.front(), argc, argv) : "";
+    if (fault.empty()) return app.exit(error) == 0 ? 0 : kRefused;
+    std::cerr << fault << std::endl;
+    return kRefused;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kRefused;
   }

@@ -43,7 +43,7 @@ int exit_code_of(const std::function<int()>& command, int failed) {
     print(text_of(error));
     return kRefused;
   } catch (const NotFiniteError& error) {
-    print(error.what_without_backtrace());
+    print(text_of(error));
     return kNotFinite;
   } catch (const c10::Error& error) {
     print(text_of(error));

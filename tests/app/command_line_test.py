@@ -75,7 +75,7 @@ def inputs_are_checked_before_ranks_start(place):
               "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu"}
     (folder / "config.json").write_text(json.dumps(config))
     (place / "file").touch()
-    for changes, text in (({"model__from": folder}, "model/model.safetensors can't be opened"),
+    for changes, text in (({"model__from": folder}, "model has no weights: neither model.safetensors nor"),
                           ({"data__tokenizer": "missing.json"}, "[train] data.tokenizer = missing.json is neither a file nor"),
                           ({"train__out": "/proc/out"}, "[train] train.out = /proc/out can't be created: "),
                           ({"train__out": "file"}, "[train] train.out = file can't be created: "),
