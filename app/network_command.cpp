@@ -15,15 +15,14 @@ namespace sherd::app {
 namespace {
 
 /// A line per size: what each collective took, and what the link says of both.
-void print_table(
-    const NetworkFile& file, const std::vector<TimedCollective>& timed, int64_t ranks) {
+void print_table(const TimedLink& link) {
   std::fprintf(
-      stderr, "%10s %14s %14s %14s %8s\n", "KiB", "all_gather", "reduce_scatter", "predicted",
-      "error");
-  for (size_t i = 0; i + 1 < timed.size(); i += 2) {
-    const auto& gather = timed[i];
-    const auto& reduce = timed[i + 1];
-    const double predicted = seconds(file.inside, gather.collective, gather.bytes, ranks);
+      stderr, "%10s %14s %14s %14s %8s  %s, %lld ranks\n", "KiB", "all_gather", "reduce_scatter",
+      "predicted", "error", link.name.c_str(), static_cast<long long>(link.ranks));
+  for (size_t i = 0; i + 1 < link.collectives.size(); i += 2) {
+    const auto& gather = link.collectives[i];
+    const auto& reduce = link.collectives[i + 1];
+    const double predicted = seconds(link.link, gather.collective, gather.bytes, link.ranks);
     const double mean = (gather.seconds + reduce.seconds) / 2;
     std::fprintf(
         stderr, "%10lld %11.3f ms %11.3f ms %11.3f ms %+7.1f%%\n",
@@ -44,10 +43,10 @@ NetworkCommand::NetworkCommand(CLI::App& app)
 
 void NetworkCommand::measure() const {
   const auto world = World::from_environment();
-  std::vector<TimedCollective> timed;
+  std::vector<TimedLink> timed;
   const auto network = measure_network(world, &timed);
   if (world.rank() != 0) return;
-  print_table(network, timed, world.size());
+  for (const auto& link : timed) print_table(link);
   const auto text = to_text(network);
   std::cout << text << std::flush;
   if (!out_.empty()) write_file(out_, text);

@@ -15,13 +15,15 @@
 #include <string>
 
 #include "forecast/device_constants.h"
+#include "sherd/comm/mesh.h"
 
 namespace sherd {
 namespace {
 
 constexpr int kRepetitions = 7;
 constexpr int kWarmUps = 2;
-constexpr double kFastest = 1e15;  // bytes per second: what a network file allows at most
+constexpr double kLongEnough = 0.25;  // seconds of one operation
+constexpr double kFastest = 1e15;     // bytes per second: what a network file allows at most
 
 std::vector<int64_t> sizes_for(const c10::Device& device) {
   std::vector<int64_t> sizes{kMiB / 16, kMiB, 16 * kMiB, 64 * kMiB};
@@ -69,15 +71,15 @@ double median_of_slowest(const World& world, std::vector<double> mine) {
   return *middle;
 }
 
-std::vector<TimedCollective> time_collectives(const World& world) {
-  auto& communicator = world.communicator();
+/// Along one axis of the world; all its lines at once.
+std::vector<TimedCollective> time_collectives(const World& world, Communicator& communicator) {
   const auto options = at::TensorOptions().dtype(at::kFloat).device(world.device());
   std::vector<TimedCollective> result;
   for (const int64_t size : sizes_for(world.device())) {
-    const int64_t elements = std::max<int64_t>(1, size / 4 / world.size());
-    const auto whole = at::zeros({elements * world.size()}, options);
+    const int64_t elements = std::max<int64_t>(1, size / 4 / communicator.size());
+    const auto whole = at::zeros({elements * communicator.size()}, options);
     // This rank's own part of the whole: Sherd's gathers and reductions are in place.
-    const auto part = whole.narrow(0, elements * world.rank(), elements);
+    const auto part = whole.narrow(0, elements * communicator.rank(), elements);
     const auto bytes = static_cast<int64_t>(whole.nbytes());
     const auto time = [&](Collective collective, const std::function<Work()>& call) {
       const auto mine = times_of(communicator, row_of(bytes), call);
@@ -87,8 +89,25 @@ std::vector<TimedCollective> time_collectives(const World& world) {
     time(Collective::reduce_scatter, [&] {
       return communicator.reduce_scatter(part, whole, Reduction::sum());
     });
+    if (result.back().seconds > kLongEnough) break;  // larger ones would take minutes
   }
   return result;
+}
+
+/// Returns how many ranks each machine has. An emulated world is one machine.
+int64_t ranks_of_a_machine(const World& world) {
+  if (world.launcher() == Launcher::emulated) return world.size();
+  const auto local = static_cast<double>(world.local_size());
+  auto bounds = at::zeros({2}, at::kDouble);
+  bounds[0] = local;
+  bounds[1] = -local;
+  bounds = bounds.to(world.device());
+  world.communicator().all_reduce(bounds, Reduction::max()).synchronize();
+  TORCH_CHECK_VALUE(
+      bounds[0].item<double>() == -bounds[1].item<double>(), "[network] a machine has ",
+      -bounds[1].item<double>(), " ranks, another one ", bounds[0].item<double>(),
+      ": start as many on each");
+  return world.local_size();
 }
 
 /// Three digits: more were not measured.
@@ -139,20 +158,33 @@ Link fit_link(const std::vector<TimedCollective>& timed, int64_t ranks) {
   return {latency, per_byte * kFastest > 1 ? 1 / per_byte : kFastest};
 }
 
-NetworkFile measure_network(const World& world, std::vector<TimedCollective>* timed) {
+NetworkFile measure_network(const World& world, std::vector<TimedLink>* timed) {
   TORCH_CHECK_VALUE(
       world.size() > 1,
       "[network] a world of one rank has no network: start several ranks, with --ranks or a "
       "launcher");
-  const auto measured = time_collectives(world);
-  const auto link = fit_link(measured, world.size());
+  const int64_t node = ranks_of_a_machine(world);
+  const int64_t nodes = world.size() / node;
   const auto backend = world.communicator().backend();
   NetworkFile result;
   result.name = "measured: " + std::to_string(world.size()) + " ranks over " + backend;
   // The thread that moves the bytes between CPU ranks takes the cores that compute.
   result.overlaps = world.device().is_cuda() || backend == "emulated";
-  result.inside = {rounded(link.latency), rounded(link.bandwidth)};
-  if (timed) *timed = measured;
+  const auto measure = [&](const char* name, Communicator& communicator) {
+    const auto measured = time_collectives(world, communicator);
+    const auto link = fit_link(measured, communicator.size());
+    if (timed) timed->push_back({name, communicator.size(), link, measured});
+    return Link{rounded(link.latency), rounded(link.bandwidth)};
+  };
+  if (nodes == 1) {
+    result.inside = measure("inside", world.communicator());
+    return result;
+  }
+  const Mesh mesh(world, {{"node", nodes}, {"local", node}});
+  result.name += " on " + std::to_string(nodes) + " machines";
+  result.node = node;
+  if (node > 1) result.inside = measure("inside", mesh.communicator("local"));
+  result.between = measure("between", mesh.communicator("node"));
   return result;
 }
 

@@ -35,11 +35,13 @@ TEST(MeasureNetworkTest, FindsTheNetworkOfAnEmulatedWorld) {
   Network network;
   network.fallback = {2e-3, 2e9};
   const auto world = World::emulated({.rank = 1, .size = 4, .network = network});
-  std::vector<TimedCollective> timed;
+  std::vector<TimedLink> timed;
   const auto file = measure_network(world, &timed);
   EXPECT_EQ(file.name, "measured: 4 ranks over emulated");
   EXPECT_TRUE(file.overlaps);
-  EXPECT_EQ(timed.size(), 8u);
+  ASSERT_EQ(timed.size(), 1u);
+  EXPECT_EQ(timed[0].collectives.size(), 8u);
+  EXPECT_EQ(file.node, 0) << "one machine";
   // Wide: others may have the cores for a while.
   EXPECT_NEAR(file.inside.latency, 2e-3, 1e-3);
   EXPECT_NEAR(file.inside.bandwidth, 2e9, 1e9);
