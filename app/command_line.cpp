@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench_command.h"
+#include "blame_command.h"
 #include "checkpoint_command.h"
 #include "configuration/keys.h"
 #include "eval_command.h"
@@ -84,6 +85,7 @@ int run_command_line(int argc, char** argv) {
   const GenerateCommand generate(app);
   const EvalCommand eval(app);
   const CheckpointCommand checkpoint(app);
+  const BlameCommand blame(app);
   if (const auto fault = fault_of_command(app, argc, argv); !fault.empty()) {
     std::cerr << fault << std::endl;
     return kRefused;
@@ -110,11 +112,12 @@ int run_command_line(int argc, char** argv) {
     if (generate.parsed()) return generate.run(argv);
     if (eval.parsed()) return eval.run(argv);
     if (checkpoint.parsed()) return checkpoint.run();
+    if (blame.parsed()) return blame.run();
     if (version->parsed()) std::cout << version_text();
     return 0;
   };
-  // `checkpoint diff` uses 1 to say that two checkpoints differ.
-  return exit_code_of(run, checkpoint.parsed() ? kRefused : kFailed);
+  // `checkpoint diff` uses 1 to say that two checkpoints differ, `blame` that a rank is to blame.
+  return exit_code_of(run, checkpoint.parsed() || blame.parsed() ? kRefused : kFailed);
 }
 
 }  // namespace sherd::app

@@ -25,7 +25,7 @@ c10::Stream current_stream(c10::Device) {
 }
 
 std::shared_ptr<Work::State> stream_work(
-    c10::Stream, std::string, std::shared_ptr<StreamWatch>, std::chrono::milliseconds) {
+    c10::Stream, std::string, std::shared_ptr<StreamWatch>, std::chrono::milliseconds, uint64_t) {
   refuse_streams();
 }
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/flight/flight_ring.h"
 #include "comm/time_text.h"
 
 namespace sherd {
@@ -71,6 +72,7 @@ struct StreamWatch::Entry {
   std::string scope;
   std::chrono::milliseconds timeout{};
   std::chrono::steady_clock::time_point deadline;
+  uint64_t flight_entry = 0;
 };
 
 class StreamWork final : public Work::State {
@@ -79,7 +81,8 @@ class StreamWork final : public Work::State {
       c10::Stream stream,
       std::string scope,
       std::shared_ptr<StreamWatch> watch,
-      std::chrono::milliseconds timeout)
+      std::chrono::milliseconds timeout,
+      uint64_t flight_entry)
       : stream_(stream),
         entry_(std::make_shared<StreamWatch::Entry>(stream.device_index())),
         watch_(std::move(watch)) {
@@ -87,10 +90,15 @@ class StreamWork final : public Work::State {
     if (!watch_) return;
     entry_->scope = std::move(scope);
     entry_->timeout = timeout;
+    entry_->flight_entry = flight_entry;
     entry_->deadline = std::chrono::steady_clock::now() + timeout;
     // Work that is captured into a graph does not run now, and its event can't be queried.
     const auto capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx();
-    if (capturing == c10::cuda::CaptureStatus::None) watch_->add(entry_);
+    if (capturing == c10::cuda::CaptureStatus::None) {
+      watch_->add(entry_);
+    } else if (auto* ring = FlightRing::current()) {
+      ring->end(flight_entry);
+    }
   }
 
   void wait() override {
@@ -150,6 +158,7 @@ void StreamWatch::run() {
   constexpr auto kPause = std::chrono::milliseconds(50);
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kPause, [&] { return stopping_; })) {
+    if (auto* ring = FlightRing::current()) ring->beat();
     if (!failed_) check_oldest();
     if (!error_.empty() && !failed_) {
       failed_.store(true, std::memory_order_release);
@@ -161,7 +170,19 @@ void StreamWatch::run() {
 }
 
 void StreamWatch::forget_finished() {
-  while (!open_.empty() && open_.front()->end->query()) open_.pop_front();
+  auto* ring = FlightRing::current();
+  while (!open_.empty() && open_.front()->end->query()) {
+    if (ring) ring->end(open_.front()->flight_entry);
+    open_.pop_front();
+  }
+}
+
+/// Writes to the flight recorder why the work under way never ends.
+void StreamWatch::record_failure(bool late) const {
+  auto* ring = FlightRing::current();
+  if (!ring) return;
+  for (const auto& entry : open_) ring->end(entry->flight_entry, flight::State::failed);
+  ring->mark(late ? flight::Reason::time_limit : flight::Reason::error, error_);
 }
 
 void StreamWatch::wait_until_idle(std::chrono::milliseconds limit) {
@@ -185,10 +206,12 @@ void StreamWatch::check_oldest() {
         std::chrono::steady_clock::now() - (oldest.deadline - oldest.timeout));
     if (const auto failure = source_->failure(open_for); !failure.empty()) {
       error_ = oldest.scope + failure;
+      record_failure(/*late=*/false);
     } else if (std::chrono::steady_clock::now() > oldest.deadline) {
       error_ = c10::str(
           oldest.scope, "not done after ", in_seconds(oldest.timeout),
           ": a rank does not take part");
+      record_failure(/*late=*/true);
     }
   } catch (const std::exception& error) {
     error_ = error.what();
@@ -222,8 +245,10 @@ std::shared_ptr<Work::State> stream_work(
     c10::Stream stream,
     std::string scope,
     std::shared_ptr<StreamWatch> watch,
-    std::chrono::milliseconds timeout) {
-  return std::make_shared<StreamWork>(stream, std::move(scope), std::move(watch), timeout);
+    std::chrono::milliseconds timeout,
+    uint64_t flight_entry) {
+  return std::make_shared<StreamWork>(
+      stream, std::move(scope), std::move(watch), timeout, flight_entry);
 }
 
 StreamScope::StreamScope(Communicator::OnStream given, c10::Stream own)

@@ -67,6 +67,7 @@ class StreamWatch {
   void run();
   void check_oldest();
   void forget_finished();
+  void record_failure(bool late) const;
 
   std::shared_ptr<Abortable> source_;
   mutable std::mutex mutex_;
@@ -81,12 +82,14 @@ class StreamWatch {
 /// Returns a handle to the work that was just enqueued on `stream`, whose end it marks by an event.
 /// Its wait() makes the current stream wait for that event, without blocking the host. With a
 /// watch, work that takes longer than `timeout` is aborted, and the handle's functions throw an
-/// error that begins with `scope`.
+/// error that begins with `scope`; and the watch ends the work's entry in the flight recorder, at
+/// most 50 ms late.
 std::shared_ptr<Work::State> stream_work(
     c10::Stream stream,
     std::string scope = "",
     std::shared_ptr<StreamWatch> watch = nullptr,
-    std::chrono::milliseconds timeout = {});
+    std::chrono::milliseconds timeout = {},
+    uint64_t flight_entry = 0);
 
 /// A scope in which the given stream is the current one. Without a given stream it takes the
 /// communicator's own, which first waits for the current stream: the inputs are written there.

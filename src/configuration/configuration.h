@@ -147,6 +147,8 @@ struct TrainSection {
   std::string watch = "on";
   std::string on_bad_step = "stop";
   double bad_norm = 0;
+  int64_t flight_recorder = 16384;
+  int64_t verify_replicas = 0;
   std::string loss = "mean";
   bool graph = false;
   bool keep_best = false;

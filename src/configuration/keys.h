@@ -415,6 +415,19 @@ void keys(Section& s, Visitor&& visit) {
           "above this multiple of the mean norm of the good steps before it, at least 10 of them; "
           "0: off"));
   visit(
+      "flight_recorder", s.flight_recorder,
+      up_to_bits(
+          24, 0,
+          "number of last instructions and collectives that each rank keeps in out/flight, 64 "
+          "bytes "
+          "each, for sherd blame; 0: off (docs/diagnostics.md)"));
+  visit(
+      "verify_replicas", s.verify_replicas,
+      at_least(
+          0,
+          "steps between comparisons of the weights that several ranks hold alike; a difference is "
+          "an error that names parameter, rank and host; 0: off (docs/diagnostics.md)"));
+  visit(
       "loss", s.loss,
       one_of(
           {"mean", "per_token"},

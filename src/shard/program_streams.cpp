@@ -8,6 +8,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "comm/flight/flight_ring.h"
 #include "comm/long_wait.h"
 #include "shard/diagnostics/recorder.h"
 
@@ -22,6 +23,7 @@ struct ProgramStreams::Item {
   Work work;
   Instruction instruction;      // while a recorder is set
   std::optional<size_t> entry;  // of the recorder
+  uint64_t flight_entry = 0;
   bool started = false;
   bool done = false;  // finished, as all earlier items of its queue, and removed from it
 };
@@ -58,17 +60,20 @@ ProgramStreams::CurrentStream::~CurrentStream() {
   if (before_) c10::impl::VirtualGuardImpl(before_->device_type()).exchangeStream(*before_);
 }
 
-c10::Stream ProgramStreams::begin(const Instruction& instruction) {
+c10::Stream ProgramStreams::begin(const Instruction& instruction, uint64_t flight_entry) {
   const auto stream = streams_[static_cast<size_t>(instruction.stream)];
   for (const int32_t event : instruction.waits) {
     if (recorded_[static_cast<size_t>(event)]) events_[static_cast<size_t>(event)].block(stream);
   }
   if (disturbance_) disturbance_(instruction.stream, stream);
   if (recorder_) recorded_entry_ = recorder_->begin(instruction, stream);
+  if (auto* ring = FlightRing::current()) ring->start(flight_entry);
   return stream;
 }
 
-void ProgramStreams::end(const Instruction& instruction, c10::Stream stream) {
+void ProgramStreams::end(
+    const Instruction& instruction, uint64_t flight_entry, c10::Stream stream) {
+  if (auto* ring = FlightRing::current()) ring->end(flight_entry);
   if (recorder_) recorder_->end(recorded_entry_, stream);
   if (instruction.signals == kNone) return;
   events_[static_cast<size_t>(instruction.signals)].record(stream);
@@ -77,8 +82,10 @@ void ProgramStreams::end(const Instruction& instruction, c10::Stream stream) {
 
 // ---- CPU ----------------------------------------------------------------------------------------
 
-void ProgramStreams::push(const Instruction& instruction, Kind kind, Start start) {
+void ProgramStreams::push(
+    const Instruction& instruction, Kind kind, uint64_t flight_entry, Start start) {
   auto item = std::make_shared<Item>();
+  item->flight_entry = flight_entry;
   item->kind = kind;
   item->start = std::move(start);
   if (recorder_) item->instruction = instruction;
@@ -108,6 +115,7 @@ bool ProgramStreams::try_start(Queue& queue, size_t index) {
   if (!in_turn || !ready) return false;
   item.after.clear();
   if (recorder_ && !item.entry) item.entry = recorder_->begin(item.instruction, {});
+  if (auto* ring = FlightRing::current()) ring->start(item.flight_entry);
   item.work = item.start({});
   item.started = true;  // not if that has thrown: then it is tried again
   return true;
@@ -130,6 +138,7 @@ void ProgramStreams::pump() {
 
 void ProgramStreams::note_end(Item& item) {
   item.done = true;
+  if (auto* ring = FlightRing::current()) ring->end(item.flight_entry);
   if (recorder_ && item.entry) recorder_->end(*item.entry, {});
 }
 

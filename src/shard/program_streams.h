@@ -40,19 +40,20 @@ class ProgramStreams {
   size_t events() const { return on_cpu_ ? signalled_.size() : events_.size(); }
 
   /// Issues an instruction on a stream other than compute. What `start` refers to must live until
-  /// the instruction is done.
+  /// the instruction is done. `flight_entry`: its entry in the flight recorder; 0: none. On CUDA it
+  /// ends there when the host has enqueued it.
   template <class F>
-  void issue(const Instruction& instruction, Kind kind, F start) {
+  void issue(const Instruction& instruction, Kind kind, uint64_t flight_entry, F start) {
     if (on_cpu_) {
-      push(instruction, kind, Start(std::move(start)));
+      push(instruction, kind, flight_entry, Start(std::move(start)));
     } else {
-      const auto stream = begin(instruction);
+      const auto stream = begin(instruction, flight_entry);
       {
         // Kernels run on the current stream; collectives are given theirs.
         const CurrentStream current(kind == Kind::kernel ? std::optional(stream) : std::nullopt);
         start(Communicator::OnStream(stream));
       }
-      end(instruction, stream);
+      end(instruction, flight_entry, stream);
     }
   }
 
@@ -93,7 +94,7 @@ class ProgramStreams {
  private:
   struct Item;
   using Queue = std::deque<std::shared_ptr<Item>>;
-  void push(const Instruction& instruction, Kind kind, Start start);
+  void push(const Instruction& instruction, Kind kind, uint64_t flight_entry, Start start);
   bool try_start(Queue& queue, size_t index);
   void complete(const std::shared_ptr<Item>& item);
   void note_end(Item& item);
@@ -108,8 +109,8 @@ class ProgramStreams {
    private:
     std::optional<c10::Stream> before_;
   };
-  c10::Stream begin(const Instruction& instruction);
-  void end(const Instruction& instruction, c10::Stream stream);
+  c10::Stream begin(const Instruction& instruction, uint64_t flight_entry);
+  void end(const Instruction& instruction, uint64_t flight_entry, c10::Stream stream);
   c10::Stream current() const;
 
   c10::Device device_;

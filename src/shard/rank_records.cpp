@@ -12,6 +12,7 @@
 #include <limits>
 #include <thread>
 
+#include "comm/flight/flight_ring.h"
 #include "comm/host_exchange.h"
 #include "comm/long_wait.h"
 #include "comm/streams.h"
@@ -235,6 +236,7 @@ void RankRecords::refuse(
     const auto other = lowest_rank(communicator, device, differs).value_or(0);
     text = difference({one, first}, {other, text_of(communicator, device, other, mine)});
   }
+  if (auto* ring = FlightRing::current()) ring->mark(flight::Reason::error, text);
   TORCH_CHECK(
       false, "[shard.agree] ", text, ". (This is rank ", world_.rank(),
       ".) All ranks must shard the same units in the same order, with the same options and number "

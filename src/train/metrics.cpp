@@ -40,6 +40,10 @@ std::optional<StepMetrics> read_line(const std::string& line) {
   metrics.resumed = json.value("resumed", nlohmann::json()) == true;
   metrics.planned_bytes = whole("planned_bytes");
   metrics.peak_bytes = whole("peak_bytes");
+  if (json.contains("slowest_rank")) {
+    const double slowest = number("slowest_seconds");
+    metrics.ranks = {whole("slowest_rank"), slowest, slowest - number("spread_seconds")};
+  }
   if (json.contains("val_loss")) metrics.val_loss = number("val_loss");
   return metrics;
 }
@@ -58,6 +62,11 @@ std::string StepMetrics::json() const {
       {"tokens", tokens},
       {"planned_bytes", planned_bytes},
       {"peak_bytes", peak_bytes}};
+  if (ranks) {
+    line["slowest_rank"] = ranks->slowest_rank;
+    line["slowest_seconds"] = ranks->slowest;
+    line["spread_seconds"] = ranks->slowest - ranks->fastest;
+  }
   if (val_loss) line["val_loss"] = *val_loss;
   if (resumed) line["resumed"] = true;
   return line.dump();

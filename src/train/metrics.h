@@ -9,6 +9,13 @@
 
 namespace sherd {
 
+/// How long ranks computed: the slowest, for which the others wait, and the fastest.
+struct RankSpeeds {
+  int64_t slowest_rank = 0;
+  double slowest = 0;  ///< seconds
+  double fastest = 0;  ///< seconds
+};
+
 /// The numbers of a finished step.
 struct StepMetrics {
   int64_t step = 0;
@@ -23,6 +30,7 @@ struct StepMetrics {
   int64_t peak_bytes = 0;
   std::optional<double> val_loss{};
   bool resumed = false;  ///< the first step after a checkpoint was loaded
+  std::optional<RankSpeeds> ranks{};  ///< of several CPU ranks
 
   /// Returns one line of JSON.
   std::string json() const;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <ctime>
 #include <functional>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -64,6 +65,46 @@ std::string both_scales(
          Plot(title, lines, marks, Plot::Scale::logarithmic).html("logarithmic");
 }
 
+/// How long the slowest and the fastest rank computed; nothing for a single rank.
+std::string plot_of_ranks(const Metrics& steps, const std::vector<double>& marks) {
+  std::vector<PlotPoint> slowest, fastest;
+  for (const auto& step : steps) {
+    if (!step.ranks) continue;
+    const auto number = static_cast<double>(step.step);
+    slowest.push_back({number, step.ranks->slowest * 1e3});
+    fastest.push_back({number, step.ranks->fastest * 1e3});
+  }
+  if (slowest.empty()) return "";
+  return Plot(
+             "Computing time of a rank, ms",
+             {{"slowest", "var(--c0)", thinned(slowest, kMostPoints)},
+              {"fastest", "var(--c1)", thinned(fastest, kMostPoints)}},
+             marks)
+      .html();
+}
+
+/// Which rank was the slowest in most steps.
+std::string sentence_on_ranks(const Metrics& steps) {
+  std::map<int64_t, int64_t> counts;
+  int64_t all = 0;
+  double spread = 0;
+  for (const auto& step : steps) {
+    if (!step.ranks) continue;
+    ++all;
+    ++counts[step.ranks->slowest_rank];
+    spread += step.ranks->slowest - step.ranks->fastest;
+  }
+  if (all == 0) return "";
+  const auto most = std::max_element(counts.begin(), counts.end(), [](auto& one, auto& other) {
+    return one.second < other.second;
+  });
+  std::ostringstream out;
+  out << " Rank " << most->first << " was the slowest in " << most->second << " of " << all
+      << (all == 1 ? " step" : " steps") << "; between the slowest and the fastest rank were "
+      << brief_number(spread / static_cast<double>(all) * 1e3) << " ms of computing a step.";
+  return out.str();
+}
+
 std::string curves(const Metrics& steps) {
   const auto marks = resumed_steps(steps);
   auto losses = lines_of(steps, "training", [](const StepMetrics& one) { return one.loss; });
@@ -83,7 +124,8 @@ std::string curves(const Metrics& steps) {
              "Gradient norm",
              lines_of(steps, "norm", [](const StepMetrics& one) { return one.grad_norm; }), marks) +
          single("Learning rate", [](const StepMetrics& one) { return one.lr; }) +
-         single("Tokens per second", [](const StepMetrics& one) { return one.tokens_per_second; });
+         single("Tokens per second", [](const StepMetrics& one) { return one.tokens_per_second; }) +
+         plot_of_ranks(steps, marks);
 }
 
 // ---- what the run is
@@ -278,7 +320,8 @@ std::string report_html(
   const auto name = escaped_html(configuration.train.out);
   out << "<title>Sherd: " << name << "</title>\n<style>" << kStyleCss << kReportCss
       << "</style></head>\n<body><header><h1>" << name << "</h1></header>\n<p id=\"summary\">"
-      << escaped_html(summary_of(configuration, facts, steps)) << "</p>\n"
+      << escaped_html(summary_of(configuration, facts, steps) + sentence_on_ranks(steps))
+      << "</p>\n"
       << list_of("figures", figures_of(configuration, steps))
       << list_of("facts", facts_of(configuration, facts, steps))
       << "<h2>Curves</h2>\n<input type=\"checkbox\" id=\"log\"> <label for=\"log\">logarithmic "

@@ -5,11 +5,33 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "device/timing.h"
 
 namespace sherd {
+namespace {
+
+constexpr int64_t kNumbers = 6;  // that ranks exchange after each step
+
+/// The slowest rank and its time in one number, whose maximum is that of the times: whole
+/// microseconds, then the rank. A double keeps both exactly, for up to 38 hours.
+constexpr double kRanks = 65536;
+double packed(double seconds, int64_t rank) {
+  constexpr double kMost = 1e5;
+  return std::floor(std::clamp(seconds, 0.0, kMost) * 1e6) * kRanks + static_cast<double>(rank);
+}
+
+RankSpeeds unpacked(double slowest, double negated_fastest) {
+  const double microseconds = std::floor(slowest / kRanks);
+  return {
+      static_cast<int64_t>(slowest - microseconds * kRanks), microseconds * 1e-6,
+      std::min(-negated_fastest, microseconds * 1e-6)};
+}
+
+}  // namespace
 
 StepLog::StepLog(const World& world) : world_(world) {
   const auto numbers = at::TensorOptions().dtype(at::kDouble).device(world.device());
@@ -31,6 +53,10 @@ void StepLog::add(
   losses_.narrow(0, place, 1).copy_(loss, /*non_blocking=*/true);
   norms_.narrow(0, place, 1).copy_(norm, /*non_blocking=*/true);
   steps_.push_back({known, targets, tokens});
+}
+
+void StepLog::add_speeds(const RankSpeeds& speeds) {
+  if (!steps_.empty()) steps_.back().metrics.ranks = speeds;
 }
 
 std::vector<StepMetrics> StepLog::take() {
@@ -69,33 +95,40 @@ struct SharedWishes::Event {
 SharedWishes::SharedWishes(const World& world)
     : world_(world), delay_(world.device().is_cuda() ? 1 : 0) {
   const auto numbers = at::TensorOptions().dtype(at::kDouble);
-  host_ = at::zeros({2}, numbers.pinned_memory(world.device().is_cuda()));
-  device_ = world.device().is_cuda() ? at::zeros({2}, numbers.device(world.device())) : host_;
+  host_ = at::zeros({kNumbers}, numbers.pinned_memory(world.device().is_cuda()));
+  device_ =
+      world.device().is_cuda() ? at::zeros({kNumbers}, numbers.device(world.device())) : host_;
 }
 
 SharedWishes::Wishes SharedWishes::exchange(const Wishes& mine) {
   auto* numbers = host_.mutable_data_ptr<double>();
-  const auto sums = [&] {
-    return Wishes{static_cast<int64_t>(numbers[0]), static_cast<int64_t>(numbers[1])};
+  const auto read = [&] {
+    return Wishes{
+        numbers[0] > 0, numbers[1] > 0, unpacked(numbers[2], numbers[3]),
+        unpacked(numbers[4], numbers[5])};
   };
   const auto write = [&] {
-    numbers[0] = static_cast<double>(mine.stop);
-    numbers[1] = static_cast<double>(mine.busy);
+    numbers[0] = mine.stop ? 1 : 0;
+    numbers[1] = mine.busy ? 1 : 0;
+    numbers[2] = packed(mine.step.slowest, world_.rank());
+    numbers[3] = -mine.step.slowest;
+    numbers[4] = packed(mine.mean.slowest, world_.rank());
+    numbers[5] = -mine.mean.slowest;
   };
   if (delay_ == 0) {
     write();
-    world_.communicator().all_reduce(device_, Reduction::sum()).synchronize();
-    return sums();
+    world_.communicator().all_reduce(device_, Reduction::max()).synchronize();
+    return read();
   }
   Wishes before;
   if (arrived_) {
     arrived_->event.synchronize();
-    before = sums();
+    before = read();
   }
   // The pinned numbers were read by the device before the event that was waited for.
   write();
   device_.copy_(host_, /*non_blocking=*/true);
-  world_.communicator().all_reduce(device_, Reduction::sum()).wait();
+  world_.communicator().all_reduce(device_, Reduction::max()).wait();
   host_.copy_(device_, /*non_blocking=*/true);
   arrived_ = std::make_shared<Event>(world_.device());
   arrived_->event.record(arrived_->stream);

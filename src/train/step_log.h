@@ -30,6 +30,8 @@ class StepLog {
       const at::Tensor& norm,
       int64_t targets,
       int64_t tokens);
+  /// Adds to the newest step how fast the ranks were in it.
+  void add_speeds(const RankSpeeds& speeds);
   bool empty() const { return steps_.empty(); }
   bool full() const { return std::ssize(steps_) == kMost; }
   /// Returns the steps since the last call; their times are means over these steps. Collective;
@@ -49,19 +51,22 @@ class StepLog {
   std::chrono::steady_clock::time_point begin_;
 };
 
-/// Requests of single ranks that all ranks must learn of at the same step. On CPUs they are those
+/// What ranks tell each other after each step, in one all-reduce: how fast they were, and requests
+/// of single ranks that all must learn of at the same step. On CPUs they are those
 /// of this step; on a GPU those of the step before, so that the host never waits for work that it
 /// has just enqueued.
 class SharedWishes {
  public:
   explicit SharedWishes(const World& world);
   struct Wishes {
-    int64_t stop = 0;  ///< ranks that were asked to stop
-    int64_t busy = 0;  ///< ranks that are still writing a checkpoint
+    bool stop = false;  ///< a rank was asked to stop
+    bool busy = false;  ///< a rank is still writing a checkpoint
+    RankSpeeds step{};  ///< in the step; of one rank alone, `slowest` is its time
+    RankSpeeds mean{};  ///< in the last steps
   };
-  /// Adds this rank's requests and returns the sums over all ranks. Collective.
+  /// Gives this rank's requests and times, and returns those of all ranks. Collective.
   Wishes exchange(const Wishes& mine);
-  /// Returns by how many steps the sums are late.
+  /// Returns by how many steps the answer is late.
   int64_t delay() const { return delay_; }
 
  private:
@@ -70,7 +75,7 @@ class SharedWishes {
   int64_t delay_;
   at::Tensor host_;                 // pinned on a GPU
   at::Tensor device_;               // the same tensor on CPU
-  std::shared_ptr<Event> arrived_;  // the sums of the step before, in host_
+  std::shared_ptr<Event> arrived_;  // the answer of the step before, in host_
 };
 
 }  // namespace sherd

@@ -5,6 +5,7 @@
 
 #include <ctime>
 
+#include "comm/flight/flight_ring.h"
 #include "train/train.h"
 
 namespace sherd {
@@ -17,6 +18,7 @@ StopRequests requests;
 void note(int signal) {
   if (requests.note(rising_seconds()) == StopRequests::Kind::another) _exit(128 + signal);
   signalled = signal;
+  FlightRing::note_stop(signal);
 }
 
 }  // namespace

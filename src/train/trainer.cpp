@@ -9,6 +9,7 @@
 #include <map>
 #include <utility>
 
+#include "comm/flight/flight_ring.h"
 #include "configuration/axes.h"
 #include "configuration/optimizer.h"
 #include "configuration/setup.h"
@@ -26,9 +27,11 @@
 #include "train/banner.h"
 #include "train/checkpoints.h"
 #include "train/earlier_run.h"
+#include "train/flight_recorder.h"
 #include "train/metrics.h"
 #include "train/not_finite.h"
 #include "train/progress.h"
+#include "train/replica_checks.h"
 #include "train/results.h"
 #include "train/run_inputs.h"
 #include "train/run_memory.h"
@@ -38,6 +41,7 @@
 #include "train/step_line.h"
 #include "train/step_log.h"
 #include "train/stop_signals.h"
+#include "train/stragglers.h"
 #include "train/train.h"
 #include "train/training_samples.h"
 #include "train/training_step.h"
@@ -63,6 +67,7 @@ class Trainer {
   };
   void train_from(const Checkpoints::Place& start, Checkpoints& checkpoints);
   void step(int64_t number, Checkpoints& checkpoints);
+  SharedWishes::Wishes exchange_wishes(int64_t number, bool busy);
   void check_finite(const std::vector<StepMetrics>& steps);
   void pass_over_bad(const std::vector<StepMetrics>& steps);
   int64_t rewind(Checkpoints& checkpoints);
@@ -94,6 +99,8 @@ class Trainer {
   Progress progress_;
   StepLog log_;
   SharedWishes wishes_;
+  Stragglers stragglers_;
+  ReplicaChecks replicas_;
   std::optional<StepFiles> files_;
   std::optional<RunReporter> reporter_;  // on the first rank
   double lowest_ = INFINITY;             // validation loss
@@ -130,6 +137,8 @@ Trainer::Trainer(const Configuration& configuration)
       progress_(configuration.train.steps, terminal_columns, std::cout),
       log_(world_),
       wishes_(world_),
+      stragglers_(world_),
+      replicas_(configuration_.train, stragglers_.hosts()),
       bad_(configuration_.train) {
   if (first() && !results_->lock().missing().empty()) say(results_->lock().missing());
   check_same_everywhere(configuration_, world_);
@@ -157,13 +166,17 @@ void Trainer::say(const std::string& line) {
 
 void Trainer::step(int64_t number, Checkpoints& checkpoints) {
   log_.begin();
+  stragglers_.begin_step();
   StepMetrics metrics;
   metrics.step = number;
   metrics.lr =
       lr_of(configuration_.optim, configuration_.train.steps, number, checkpoints.schedule_start());
   optimizer_.set_lr(metrics.lr);
   position_ = bad_.next_position(position_);
-  const auto made = training_->run(position_, [&] { checkpoints.before_update(); });
+  const auto made = training_->run(position_, [&] {
+    replicas_.verify(*model_, number);
+    checkpoints.before_update();
+  });
   metrics.tokens = (position_ + made.samples) * configuration_.data.seq;
   metrics.resumed = start_ > 0 && number == start_ + 1;
   log_.add(
@@ -173,6 +186,18 @@ void Trainer::step(int64_t number, Checkpoints& checkpoints) {
   position_ += made.samples;
   unread_[number] = {{position_before_, position_}, made.findings, 0};
   ++steps_made_;
+}
+
+/// After a step: tells the other ranks what this one wants, and how fast it was.
+SharedWishes::Wishes Trainer::exchange_wishes(int64_t number, bool busy) {
+  SharedWishes::Wishes mine{.stop = signals_.asked() != 0, .busy = busy};
+  if (!stragglers_.measures()) return wishes_.exchange(mine);
+  mine.step.slowest = stragglers_.end_step();
+  mine.mean.slowest = stragglers_.mean();
+  const auto all = wishes_.exchange(mine);
+  log_.add_speeds(all.step);
+  if (const auto warning = stragglers_.judge(all.mean, number); !warning.empty()) say(warning);
+  return all;
 }
 
 /// Reads what the device has computed since the last time, and writes it down. Collective; waits.
@@ -325,8 +350,8 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
     step(number, checkpoints);
     const bool last = number == train.steps;
     // One rank that was asked is enough, and all stop after the same step.
-    const auto wishes = wishes_.exchange({signals_.asked() != 0, checkpoints.busy()});
-    const bool stops = wishes.stop != 0 && !last;
+    const auto wishes = exchange_wishes(number, checkpoints.busy());
+    const bool stops = wishes.stop && !last;
     const bool saves = checkpoints.due(number, stops || last);
     const bool shows = logs(number) || stops;
     if (shows || saves || validates(number) || log_.full()) read_steps();
@@ -341,7 +366,7 @@ void Trainer::train_from(const Checkpoints::Place& start, Checkpoints& checkpoin
       const double left = each * static_cast<double>(train.steps - number);
       show(files_->steps().back(), possible, left);
     }
-    if (checkpoints.under_way() && wishes.busy == 0 && number - acted > wishes_.delay()) {
+    if (checkpoints.under_way() && !wishes.busy && number - acted > wishes_.delay()) {
       saved_ = checkpoints.advance();
       acted = number;
     }
@@ -394,12 +419,16 @@ void Trainer::finish(Checkpoints& checkpoints) {
 }
 
 void Trainer::run() {
+  // Not before: the records of an earlier run stay where they are if this one is refused.
+  if (const auto reason = open_flight_recorder(configuration_, world_); !reason.empty())
+    TORCH_WARN("[train] ", reason);
   Checkpoints checkpoints(
       configuration_, world_, *model_, optimizer_, first() ? fingerprint_of(data_.tokens()) : 0,
       [this](const std::string& line) { say(line); });
   const auto start = checkpoints.resume();
   position_ = start.samples;
   start_ = start.step;
+  begin_flight_recording(start.step);
   files_.emplace(results_ ? &*results_ : nullptr, configuration_.train, start.step);
   if (!files_->warning().empty()) say(files_->warning());
   if (first()) {
@@ -440,7 +469,9 @@ void Trainer::run() {
 
 void train(const Configuration& configuration) {
   use_expandable_segments();
-  Trainer(configuration).run();
+  const FlightSignal signal;
+  Trainer trainer(configuration);
+  record_end([&] { trainer.run(); });
 }
 
 }  // namespace sherd

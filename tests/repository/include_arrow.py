@@ -16,6 +16,9 @@ PUBLIC_ONLY = {"models"} | TRAINER
 PRIVATE_BUT_SHARED = {
     "checkpoint/mapped_file.h": {"models", "data"},
     "checkpoint/safetensors.h": {"models"},
+    "comm/flight/flight_ring.h": {"train"},
+    "comm/host_names.h": {"train"},
+    "comm/wait_time.h": {"train"},
     "nn/autocast.h": {"models"},
     "plan/price.h": {"forecast"},
     "shard/diagnostics/recording.h": {"forecast"},

@@ -26,7 +26,7 @@ Instruction gather_that_signals(int32_t event) {
 struct ProgramStreamsTest : ::testing::Test {
   void issue(int32_t event, std::shared_ptr<Work::State> state) {
     streams.issue(
-        gather_that_signals(event), ProgramStreams::Kind::collective,
+        gather_that_signals(event), ProgramStreams::Kind::collective, /*flight_entry=*/0,
         [state = std::move(state)](Communicator::OnStream) { return Work(state); });
   }
   ProgramStreams streams{c10::kCPU, 2};
@@ -51,7 +51,7 @@ TEST_F(ProgramStreamsTest, AnInstructionThatCouldNotStartIsStartedLater) {
     return Work();
   };
   EXPECT_THROW(
-      streams.issue(gather_that_signals(0), ProgramStreams::Kind::collective, start),
+      streams.issue(gather_that_signals(0), ProgramStreams::Kind::collective, 0, start),
       std::bad_alloc);
   EXPECT_FALSE(starts);
   refuses = false;

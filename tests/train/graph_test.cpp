@@ -336,7 +336,7 @@ TEST_F(GraphTest, AKernelThatThrowsLeavesTheCurrentStreamAsItWas) {
   const auto before = c10::cuda::getCurrentCUDAStream();
   EXPECT_THROW(
       streams.issue(
-          instruction, ProgramStreams::Kind::kernel,
+          instruction, ProgramStreams::Kind::kernel, /*flight_entry=*/0,
           [&](Communicator::OnStream stream) -> Work {
             EXPECT_EQ(c10::cuda::getCurrentCUDAStream().unwrap(), *stream);
             throw std::runtime_error("a kernel");

@@ -84,6 +84,17 @@ struct GroupReport {
   int64_t padding_bytes = 0;   ///< padding in all of the above, on this rank
 };
 
+/// Elements of a parameter that ranks should hold alike, and do not.
+struct SHERD_API ReplicaDifference {
+  std::string parameter;  ///< within the root's module
+  std::string weight;     ///< "main weight" or "model weight"
+  /// The ranks of the world whose elements are not those of most; all of them if there is no
+  /// majority, as with two.
+  std::vector<int64_t> ranks{};
+  std::vector<int64_t> others{};  ///< those with the elements of most; none without a majority
+  std::string text() const;       ///< one sentence, without a full stop
+};
+
 /// The bytes that Sherd has allocated for a model on this rank, without the optimizer's.
 struct ModelBytes {
   int64_t model_weights = 0;
@@ -123,6 +134,13 @@ SHERD_API std::vector<Finding> findings(ModuleRef model);
 /// AdamW::gradient_norm() return one norm over all. Call it between steps or before the update;
 /// throws in the middle of a step. Collective; blocks, and waits for the device.
 SHERD_API std::vector<ParameterNorms> norms(ModuleRef model);
+/// Compares checksums of the weights that several ranks hold alike: HSDP's replicas, weights that
+/// are not sharded, and what of a model with cut parameters is not cut. Model weights that are not
+/// sharded while the optimizer's state is (ZeRO-1 and 2) are compared in the middle of a step only,
+/// best before its update: after one each rank has its own elements alone. Returns what differs,
+/// which is the same on all ranks; nothing in an emulated world. Throws during a pass. Collective;
+/// blocks, and waits for the device; 16 bytes travel for each parameter and rank.
+SHERD_API std::vector<ReplicaDifference> verify_replicas(ModuleRef model);
 /// Returns the sizes of all groups, unit by unit. Not collective; does not block.
 SHERD_API std::vector<GroupReport> groups(ModuleRef model);
 /// Formats the sizes as a table with a line of totals.

@@ -9,6 +9,8 @@
 #include <future>
 #include <utility>
 
+#include "comm/flight/flight_ring.h"
+
 namespace sherd {
 namespace {
 
@@ -71,6 +73,7 @@ void Engine::run() {
   prctl(PR_SET_TIMERSLACK, 1);  // nanosecond: kPollPause is shorter than the usual slack
   auto asleep = Operation::Clock::now() + Operation::kSpinTime;
   while (true) {
+    if (auto* ring = FlightRing::current()) ring->beat();
     if (submissions_.any()) {
       if (!take_submissions()) break;
       asleep = Operation::Clock::now() + Operation::kSpinTime;
@@ -136,6 +139,7 @@ bool Engine::move(LaneEntry& entry) {
   try {
     if (!entry.begin) {
       entry.begin = Operation::Clock::now();
+      if (auto* ring = FlightRing::current()) ring->start(operation.flight_entry());
       operation.start(transport_);
     }
     return operation.advance(transport_);
@@ -152,12 +156,14 @@ bool Engine::advance(LaneEntry& entry) {
   auto& operation = *entry.operation;
   try {
     if (move(entry)) {
+      if (auto* ring = FlightRing::current()) ring->end(operation.flight_entry());
       operation.finish(nullptr);
       return true;
     }
     peers_.check_departed(entry);
     if (Operation::Clock::now() > *entry.begin + entry.timeout) peers_.check_late(entry);
   } catch (const c10::Error& error) {
+    late_ = entry.peers_asked_since.has_value();
     fail(operation.scope() + error.what_without_backtrace());
   } catch (const std::exception& error) {
     fail(operation.scope() + error.what());
@@ -193,6 +199,8 @@ void Engine::fail(const std::string& error) {
 
 /// Ends everything under way with the error.
 void Engine::fail_operations() {
+  if (auto* ring = FlightRing::current())
+    ring->mark(late_ ? flight::Reason::time_limit : flight::Reason::error, failure_);
   for (auto& operation : lanes_.fail_all(failure_)) {
     in_flight_->failed_operations.push_back(std::move(operation));
   }

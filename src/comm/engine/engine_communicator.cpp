@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "comm/engine/operations.h"
+#include "comm/flight/flight_line.h"
 #include "comm/notices.h"
 #include "comm/split_lists.h"
 
@@ -62,28 +63,40 @@ class EngineCommunicator final : public Communicator, public HasNotices {
     return {ranks_, rank(), tag(paired ? Collective::send : kind, paired ? 0 : count_++)};
   }
 
-  Work submit(std::shared_ptr<Operation> operation) {
-    return engine_->submit(static_cast<int>(id_), std::move(operation), timeout_);
+  /// `bytes`: of the larger side of its tensors.
+  Work submit(Collective kind, int64_t bytes, std::shared_ptr<Operation> operation) {
+    const bool paired = kind == Collective::send || kind == Collective::receive;
+    operation->set_flight_entry(flight_.add(*this, *ranks_, id_, kind, bytes, !paired));
+    return engine_->submit(
+        paired ? Lanes::kNone : static_cast<int>(id_), std::move(operation), timeout_);
   }
 
   Work do_all_gather(std::span<const Transfer> transfers, OnStream) override {
-    return submit(make_all_gather(scope("all_gather"), members(Collective::all_gather), transfers));
+    return submit(
+        Collective::all_gather, bytes_of(transfers),
+        make_all_gather(scope("all_gather"), members(Collective::all_gather), transfers));
   }
 
   Work do_reduce_scatter(
       std::span<const Transfer> transfers, Reduction reduction, OnStream) override {
-    return submit(make_reduce_scatter(
-        scope("reduce_scatter"), members(Collective::reduce_scatter), transfers, reduction));
+    return submit(
+        Collective::reduce_scatter, bytes_of(transfers),
+        make_reduce_scatter(
+            scope("reduce_scatter"), members(Collective::reduce_scatter), transfers, reduction));
   }
 
   Work do_all_reduce(std::span<const at::Tensor> tensors, Reduction reduction, OnStream) override {
     return submit(
+        Collective::all_reduce, bytes_of(tensors),
         make_all_reduce(scope("all_reduce"), members(Collective::all_reduce), tensors, reduction));
   }
 
   Work do_broadcast(at::Tensor tensor, int64_t root, OnStream) override {
-    return submit(make_broadcast(
-        scope("broadcast"), members(Collective::broadcast), std::move(tensor), root));
+    const auto bytes = bytes_of({&tensor, 1});
+    return submit(
+        Collective::broadcast, bytes,
+        make_broadcast(
+            scope("broadcast"), members(Collective::broadcast), std::move(tensor), root));
   }
 
   Work do_all_to_all(
@@ -92,26 +105,31 @@ class EngineCommunicator final : public Communicator, public HasNotices {
       std::vector<int64_t> output_splits,
       std::vector<int64_t> input_splits,
       OnStream) override {
-    return submit(make_all_to_all(
-        scope("all_to_all"), members(Collective::all_to_all), std::move(output), std::move(input),
-        std::move(output_splits), std::move(input_splits)));
+    const auto bytes = std::max(bytes_of({&output, 1}), bytes_of({&input, 1}));
+    return submit(
+        Collective::all_to_all, bytes,
+        make_all_to_all(
+            scope("all_to_all"), members(Collective::all_to_all), std::move(output),
+            std::move(input), std::move(output_splits), std::move(input_splits)));
   }
 
   Work do_send(at::Tensor tensor, int64_t peer, OnStream) override {
-    return engine_->submit(
-        Lanes::kNone, make_send(scope("send"), members(Collective::send), std::move(tensor), peer),
-        timeout_);
+    const auto bytes = bytes_of({&tensor, 1});
+    return submit(
+        Collective::send, bytes,
+        make_send(scope("send"), members(Collective::send), std::move(tensor), peer));
   }
 
   Work do_receive(at::Tensor tensor, int64_t peer, OnStream) override {
-    return engine_->submit(
-        Lanes::kNone,
-        make_receive(scope("receive"), members(Collective::receive), std::move(tensor), peer),
-        timeout_);
+    const auto bytes = bytes_of({&tensor, 1});
+    return submit(
+        Collective::receive, bytes,
+        make_receive(scope("receive"), members(Collective::receive), std::move(tensor), peer));
   }
 
   Work do_barrier() override {
-    return submit(make_barrier(scope("barrier"), members(Collective::barrier)));
+    return submit(
+        Collective::barrier, 0, make_barrier(scope("barrier"), members(Collective::barrier)));
   }
 
   /// Makes all ranks agree on the child's number (the least that none of them has used) and checks
@@ -147,6 +165,7 @@ class EngineCommunicator final : public Communicator, public HasNotices {
   int64_t id_;
   std::chrono::milliseconds timeout_;
   int64_t count_ = 0;
+  FlightLine flight_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/flight/flight_ring.h"
 #include "comm/time_text.h"
 
 namespace sherd {
@@ -43,6 +44,8 @@ std::vector<std::shared_ptr<Operation>> Lanes::fail_all(const std::string& error
     const bool own = error.starts_with(operation->scope());
     const auto text = own ? error : operation->scope() + error;
     failed.push_back(operation);
+    if (auto* ring = FlightRing::current())
+      ring->end(operation->flight_entry(), flight::State::failed);
     operation->finish(
         std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text)));
   };

@@ -38,6 +38,9 @@ class Operation : public Work::State {
   bool done() override { return done_.load(std::memory_order_acquire); }
 
   const std::string& scope() const { return scope_; }
+  /// Its entry in the flight recorder; 0: none. Set before it is submitted.
+  uint64_t flight_entry() const { return flight_entry_; }
+  void set_flight_entry(uint64_t number) { flight_entry_ = number; }
 
   // The functions below are called by the engine's thread, and none of them blocks.
 
@@ -53,7 +56,10 @@ class Operation : public Work::State {
   void finish(std::exception_ptr error);
 
  private:
+  void wait_until_done();
+
   std::string scope_;
+  uint64_t flight_entry_ = 0;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;  // written before done_, read after it
   std::mutex mutex_;

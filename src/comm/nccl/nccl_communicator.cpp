@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "comm/flight/flight_line.h"
 #include "comm/host_exchange.h"
 #include "comm/nccl/nccl_arguments.h"
 #include "comm/nccl/nccl_group.h"
@@ -33,7 +34,8 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
       WorldOptions options,
       Identity identity,
       GroupPeers peers,
-      bool borrowed = false)
+      bool borrowed = false,
+      int64_t number = 0)
       : Communicator(group->getRank(), group->getSize(), std::move(identity)),
         group_(std::move(group)),
         store_(std::move(store)),
@@ -41,6 +43,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
         options_(std::move(options)),
         peers_(std::move(peers)),
         borrowed_(borrowed),
+        number_(number),
         stream_(communication_stream(device, options_.high_priority_stream)),
         token_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device))) {}
 
@@ -87,8 +90,11 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   /// Calls `issue` with the operation's stream as the current one; NCCL then runs on that stream
   /// itself.
   template <class Issue>
-  Work run(const char* operation, OnStream given, Issue issue) {
+  Work run(Collective kind, int64_t bytes, OnStream given, Issue issue) {
+    const char* operation = to_text(kind);
     watch_->check();
+    const bool paired = kind == Collective::send || kind == Collective::receive;
+    const auto flight_entry = flight_.add(*this, peers_.ranks, number_, kind, bytes, !paired);
     const c10::cuda::CUDAGuard device_guard(device_);
     const StreamScope scope_of_stream(given, stream_);
     try {
@@ -97,11 +103,12 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
       TORCH_CHECK_WITH(DistBackendError, false, scope(operation), error.what());
     }
     return Work(stream_work(
-        scope_of_stream.stream(), scope(operation), watch_, options_.operation_timeout));
+        scope_of_stream.stream(), scope(operation), watch_, options_.operation_timeout,
+        flight_entry));
   }
 
   Work do_all_gather(std::span<const Transfer> transfers, OnStream stream) override {
-    return run("all_gather", stream, [&] {
+    return run(Collective::all_gather, bytes_of(transfers), stream, [&] {
       c10d::AllgatherOptions options;
       options.asyncOp = false;
       auto [outputs, inputs] = split_sides(transfers, /*make_movable=*/true);
@@ -116,7 +123,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   Work do_reduce_scatter(
       std::span<const Transfer> transfers, Reduction reduction, OnStream stream) override {
     for (const auto& transfer : transfers) check_dtype("reduce_scatter", transfer.input);
-    return run("reduce_scatter", stream, [&] {
+    return run(Collective::reduce_scatter, bytes_of(transfers), stream, [&] {
       c10d::ReduceScatterOptions options;
       options.asyncOp = false;
       options.reduceOp = reduce_op(reduction);
@@ -133,7 +140,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   Work do_all_reduce(
       std::span<const at::Tensor> tensors, Reduction reduction, OnStream stream) override {
     for (const auto& tensor : tensors) check_dtype("all_reduce", tensor);
-    return run("all_reduce", stream, [&] {
+    return run(Collective::all_reduce, bytes_of(tensors), stream, [&] {
       std::vector<at::Tensor> all;
       for (const auto& tensor : tensors) {
         if (tensor.numel() > 0) all.push_back(tensor);
@@ -151,7 +158,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   }
 
   Work do_broadcast(at::Tensor tensor, int64_t root, OnStream stream) override {
-    return run("broadcast", stream, [&] {
+    return run(Collective::broadcast, bytes_of({&tensor, 1}), stream, [&] {
       if (tensor.numel() == 0) return;
       c10d::BroadcastOptions options;
       options.asyncOp = false;
@@ -167,7 +174,7 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
       std::vector<int64_t> output_splits,
       std::vector<int64_t> input_splits,
       OnStream stream) override {
-    return run("all_to_all", stream, [&] {
+    return run(Collective::all_to_all, bytes_of({&output, 1}), stream, [&] {
       auto to = movable(output);
       auto from = movable(input);
       const int64_t width = output.numel() > 0  ? to.numel() / output.numel()
@@ -184,21 +191,21 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   // c10d runs these on a stream of its own, which waits for the current one; waiting for the work
   // makes ours wait for it in turn, as if it had run here.
   Work do_send(at::Tensor tensor, int64_t peer, OnStream stream) override {
-    return run("send", stream, [&] {
+    return run(Collective::send, bytes_of({&tensor, 1}), stream, [&] {
       std::vector<at::Tensor> one{movable(tensor)};
       group_->send(one, static_cast<int>(peer), 0)->wait();
     });
   }
 
   Work do_receive(at::Tensor tensor, int64_t peer, OnStream stream) override {
-    return run("receive", stream, [&] {
+    return run(Collective::receive, bytes_of({&tensor, 1}), stream, [&] {
       std::vector<at::Tensor> one{movable(tensor)};
       group_->recv(one, static_cast<int>(peer), 0)->wait();
     });
   }
 
   Work do_barrier() override {
-    return run("barrier", {}, [&] {
+    return run(Collective::barrier, 0, {}, [&] {
       std::vector<at::Tensor> one{token_};
       c10d::AllreduceOptions options;
       options.asyncOp = false;
@@ -221,7 +228,8 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
       peers.ranks.push_back(peers_.ranks[static_cast<size_t>(member)]);
     }
     return std::make_shared<NcclCommunicator>(
-        std::move(group), store, device_, options_, std::move(child), std::move(peers));
+        std::move(group), store, device_, options_, std::move(child), std::move(peers),
+        /*borrowed=*/false, /*number=*/number_ * 101 + splits_);
   }
 
   /// Throws on all ranks if ranks of one group passed different lists: NCCL would wait for ever, in
@@ -256,7 +264,9 @@ class NcclCommunicator final : public Communicator, public HasWindows, public Ha
   c10::Device device_;
   WorldOptions options_;
   GroupPeers peers_;
-  bool borrowed_;  // the caller owns the group and closes it
+  bool borrowed_;   // the caller owns the group and closes it
+  int64_t number_;  // for the flight recorder: equal on its ranks
+  FlightLine flight_;
   std::shared_ptr<AbortableGroup> abortable_ =
       std::make_shared<AbortableGroup>(group_, device_, peers_);
   std::shared_ptr<StreamWatch> watch_ = std::make_shared<StreamWatch>(abortable_);

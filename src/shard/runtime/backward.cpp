@@ -52,6 +52,7 @@ void Backward::begin(const std::shared_ptr<Pass>& pass) {
   if (const auto& recorder = parts_.program.recorder()) {
     recorder->begin_section(section_->name, Section::Kind::backward);
   }
+  parts_.record_section(*section_);
   const auto followed = parts_.follower.take_followed();
   // A rank that has followed the others throws alone if it differs from them. Its backward is under
   // way then, so that it fails and the others hear of it.

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include "comm/flight/flight_ring.h"
 #include "comm/long_wait.h"
 #include "shard/rank_texts.h"
 #include "shard/region.h"
@@ -108,12 +109,27 @@ void ExchangeTracker::run(const ExchangeCall& call, c10::function_ref<void()> se
   record(call);
   if (call.is_meta()) return;
   follow(call);
-  const auto& recorder = program_.recorder();
-  if (!recorder) return send();
-  const auto number =
-      recorder->begin_exchange(call.kind, inside_.back().unit->number(), call.bytes);
-  send();
-  recorder->end(number, {});
+  const auto flight_entry = record_flight(call);
+  if (const auto& recorder = program_.recorder()) {
+    const auto number =
+        recorder->begin_exchange(call.kind, inside_.back().unit->number(), call.bytes);
+    send();
+    recorder->end(number, {});
+  } else {
+    send();
+  }
+  if (auto* ring = FlightRing::current()) ring->end(flight_entry);
+}
+
+/// Adds an exchange that is about to be made to the flight recorder.
+uint64_t ExchangeTracker::record_flight(const ExchangeCall& call) const {
+  auto* ring = FlightRing::current();
+  if (!ring) return 0;
+  return ring->add(
+      {.type = flight::Type::exchange,
+       .kind = static_cast<uint8_t>(call.kind),
+       .name = ring->name(inside_.back().unit->name()),
+       .bytes = call.bytes});
 }
 
 /// Called while this rank has waited long. Other ranks may have given up, or one compares what the

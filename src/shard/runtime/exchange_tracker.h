@@ -92,6 +92,7 @@ class ExchangeTracker {
   std::string words_of(const Wait& wait) const;
   ExchangePass pass_kind() const;
   void record(const ExchangeCall& call);
+  uint64_t record_flight(const ExchangeCall& call) const;
   void follow(const ExchangeCall& call);
   void compare(const Line& line, const std::string& words) const;
   void compare_counts(const Line& line, const ExchangeCall& call) const;

@@ -54,9 +54,10 @@ void Executor::issue_beside_compute(const Instruction& instruction) {
   const auto axis = instruction.axis;
   using enum ProgramStreams::Kind;
   const auto issue = [&](ProgramStreams::Kind kind, auto start) {
+    const auto flight_entry = record_flight(instruction, flight::State::issued);
     ++next_;
     if (kind == collective) ++issued_, ++issued_inside_;
-    program_.streams().issue(instruction, kind, std::move(start));
+    program_.streams().issue(instruction, kind, flight_entry, std::move(start));
   };
   const bool of_gradients = instruction.action == Action::reduce ||
                             instruction.action == Action::stage ||
@@ -103,12 +104,32 @@ void Executor::issue_beside_compute(const Instruction& instruction) {
   }
 }
 
+/// What throws stays open in the flight recorder: that is where this rank was.
 void Executor::issue_on_compute(const Instruction& instruction) {
-  const auto& recorder = program_.recorder();
-  if (!recorder) return run_on_compute(instruction);
-  const auto number = recorder->begin(instruction, {});
-  run_on_compute(instruction);
-  recorder->end(number, {});
+  const auto flight_entry = record_flight(instruction, flight::State::started);
+  if (const auto& recorder = program_.recorder()) {
+    const auto number = recorder->begin(instruction, {});
+    run_on_compute(instruction);
+    recorder->end(number, {});
+  } else {
+    run_on_compute(instruction);
+  }
+  if (auto* ring = FlightRing::current()) ring->end(flight_entry);
+}
+
+/// Adds the instruction that is issued next to the flight recorder.
+uint64_t Executor::record_flight(const Instruction& instruction, flight::State state) const {
+  auto* ring = FlightRing::current();
+  if (!ring || world_.device().is_meta()) return 0;
+  const bool of_unit = instruction.unit != kNone;
+  return ring->add(
+      {.type = flight::Type::instruction,
+       .kind = static_cast<uint8_t>(instruction.action),
+       .stream = static_cast<uint8_t>(instruction.stream),
+       .name = of_unit ? ring->name(units_[instruction.unit].name()) : 0,
+       .index = static_cast<int32_t>(next_),
+       .bytes = instruction.bytes},
+      state);
 }
 
 void Executor::run_on_compute(const Instruction& instruction) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "comm/flight/flight_ring.h"
 #include "shard/diagnostics/watch.h"
 #include "shard/runtime/bound_program.h"
 #include "shard/runtime/model_units.h"
@@ -62,6 +63,7 @@ class Executor {
   void issue_next();
   void issue_beside_compute(const Instruction& instruction);
   void issue_on_compute(const Instruction& instruction);
+  uint64_t record_flight(const Instruction& instruction, flight::State state) const;
   void run_on_compute(const Instruction& instruction);
   void allocate_parameters(const Instruction& instruction);
   void allocate_transposed(const Instruction& instruction);

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "comm/flight/flight_ring.h"
 #include "shard/region.h"
 #include "shard/runtime/failure.h"
 
@@ -50,6 +51,8 @@ void Forward::begin(bool train, bool idle) {
   if (const auto& recorder = parts_.program.recorder()) {
     recorder->begin_section(section_->name, Section::Kind::forward);
   }
+  parts_.record_section(*section_);
+  calls_made_ = 0;
   parts_.agreement.begin_pass(
       train ? "a forward with gradients" : "a forward without gradients",
       flags.changed | flags.train << 1 | flags.still_gathered << 2, *section_, *pass_,
@@ -62,6 +65,7 @@ void Forward::begin(bool train, bool idle) {
 }
 
 int32_t Forward::enter(Unit& unit) {
+  record_call(unit);
   const auto entered = calls_.enter(unit.number(), recorded_region());
   drop_copy(entered.needless_copy);
   open_.push_back({&unit, entered.boundary.has_value()});
@@ -74,6 +78,14 @@ int32_t Forward::enter(Unit& unit) {
   unit.activity().enter_forward();
   parts_.exchanges.enter(entered.position, unit);
   return entered.position;
+}
+
+void Forward::record_call(const Unit& unit) {
+  auto* ring = FlightRing::current();
+  if (!ring || parts_.world.device().is_meta()) return;
+  ring->add(
+      {.type = flight::Type::call, .name = ring->name(unit.name()), .index = calls_made_++},
+      flight::State::finished);
 }
 
 bool Forward::leave(Unit& unit) {

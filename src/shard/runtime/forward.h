@@ -48,12 +48,14 @@ class Forward {
   void copy_parameters(const Unit& unit, int32_t position);
   void drop_copy(int32_t position);
   void look_while_waiting(const Instruction& instruction);
+  void record_call(const Unit& unit);
 
   RuntimeParts& parts_;
   CallTracker calls_;
   std::shared_ptr<Pass> pass_;
   const Section* section_ = nullptr;
   std::vector<OpenCall> open_;
+  int32_t calls_made_ = 0;  // in this forward, by the flight recorder's count
 };
 
 /// Makes a unit's parameters views of these full buffers, one for each group that is gathered.

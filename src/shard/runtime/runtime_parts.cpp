@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "comm/flight/flight_ring.h"
 #include "shard/outside_inference.h"
 
 namespace sherd {
@@ -48,6 +49,12 @@ void RuntimeParts::check_published() const {
       !weights.are_written(compare), "[shard] the main weights of '", units.root().name(),
       "' have changed, but the model still computes with the old ones: call sherd::publish(model) "
       "after optimizer.step()");
+}
+
+void RuntimeParts::record_section(const Section& section) const {
+  auto* ring = FlightRing::current();
+  if (!ring || world.device().is_meta()) return;
+  ring->begin_section(section.name, static_cast<uint8_t>(section.kind), state.step() + 1);
 }
 
 void RuntimeParts::encode_stale_weights() {

@@ -53,6 +53,8 @@ struct RuntimeParts {
   /// Encodes fp8 weights whose main weights were given other values since. The next gathers wait
   /// for it. Collective if there are any.
   void encode_stale_weights();
+  /// Writes to the flight recorder that a section begins.
+  void record_section(const Section& section) const;
 };
 
 }  // namespace sherd

@@ -3,6 +3,7 @@
 // passes.
 #include <c10/util/Exception.h>
 
+#include "comm/flight/flight_ring.h"
 #include "comm/long_wait.h"
 #include "shard/runtime/runtime.h"
 
@@ -19,6 +20,7 @@ void Runtime::complete_step() {
     recorder->begin_section(program().update().name, Section::Kind::update);
     update_entry_ = recorder->begin(program().update().instructions.front(), {});
   }
+  parts_.record_section(program().update());
   if (root().root_options().loss != Loss::per_token) attach_gradients();
 }
 
@@ -136,6 +138,8 @@ void Runtime::publish(bool by_optimizer) {
   parts_.weights.note_published();
   // A backward may have had an older one, of its forward.
   if (parts_.program.shared() != parts_.orders.next()) parts_.use(parts_.orders.next());
+  if (auto* ring = FlightRing::current(); ring && done > 0 && !world().device().is_meta())
+    ring->end_step();
   parts_.state.end_step();
 }
 
