@@ -15,6 +15,7 @@ from browser import Browser  # noqa: E402
 
 STORY = pathlib.Path(__file__).parents[2] / "examples" / "tiny.txt"
 FIGURES = ["Loss", "Gradient norm", "Learning rate", "Tokens per second"]
+OF_SEVERAL_RANKS = ["Computing time of a rank, ms"]
 
 
 def run(sherd, place, name, steps, ranks):
@@ -75,7 +76,8 @@ def names_of_lines(steps):
     smooth = ["smoothed"] if len(steps) >= 10 else []
     validation = ["validation"] if any("val_loss" in step for step in steps) else []
     loss, norm = ["training", *smooth, *validation], ["norm", *smooth]
-    return [names if len(names) > 1 else [] for names in (loss, norm)] + [[], []]
+    of_ranks = [["slowest", "fastest"]] if "slowest_rank" in steps[0] else []
+    return [names if len(names) > 1 else [] for names in (loss, norm)] + [[], [], *of_ranks]
 
 
 def check_lines(figure, names, steps):
@@ -123,7 +125,8 @@ def check(browser, out, steps, ranks, width):
         if log:
             browser.evaluate("document.querySelector('#log').click()")
         figures = browser.evaluate(LOOK)["figures"]
-        check_figures(figures, steps, width)
+        check_figures(figures, steps, ranks, width)
+    assert (f"of {len(steps)} steps; between the slowest and the fastest rank were" in page["summary"]) == (ranks > 1), page
     return len(figures)
 
 
@@ -144,8 +147,8 @@ def check_values(page, steps, ranks):
     assert measured["optimizer state"] and measured["arena"], page["memory"]
 
 
-def check_figures(figures, steps, width):
-    assert [figure["caption"] for figure in figures] == FIGURES, figures
+def check_figures(figures, steps, ranks, width):
+    assert [figure["caption"] for figure in figures] == FIGURES + OF_SEVERAL_RANKS * (ranks > 1), figures
     for figure, names in zip(figures, names_of_lines(steps), strict=True):
         assert 300 < figure["box"][2] - figure["box"][0] <= width and figure["svg"][3] - figure["svg"][1] > 100, figure
         assert not any(overlap(figure["box"], other["box"]) for other in figures if other is not figure), figures
@@ -224,7 +227,7 @@ def main():
                 out, metrics = run(sys.argv[1], place, name, steps, ranks)
                 assert len(metrics) == steps, metrics
                 for width in (1280, 400):
-                    assert check(browser, out, metrics, ranks, width) == 4
+                    assert check(browser, out, metrics, ranks, width) == len(FIGURES) + (ranks > 1)
                     pages += 1
                     if len(sys.argv) > 2:
                         browser.picture(f"{sys.argv[2]}-{name}-{width}.png")
