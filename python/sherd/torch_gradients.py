@@ -12,7 +12,7 @@ import torch.nn.utils.clip_grad as torch_clipping
 from .mirrors import unit_of
 from .optimizers import AdamW
 from .torch_optimizers import pieces_of
-from .training import main_gradient_of
+from .training import addresses_of_main_gradients
 
 # ---- clipping -------------------------------------------------------------------------------------------------------
 
@@ -41,7 +41,9 @@ def _checking_parameters(plain: Callable[..., Any], pieces_are_right: bool) -> C
 def _checking_gradients(plain: Callable[..., Any]) -> Callable[..., Any]:
     def checked(tensors: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if any(main_gradient_of(one) is not None for one in tensors):
+        addresses = addresses_of_main_gradients()
+        plain_ones = (one for one in tensors if type(one) is torch.Tensor and one.layout is torch.strided)
+        if addresses and any(one.data_ptr() in addresses for one in plain_ones):
             _refuse("get_total_norm", "sees this rank's gradients only")
         return plain(tensors, *args, **kwargs)
 

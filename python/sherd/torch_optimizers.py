@@ -33,6 +33,11 @@ def pieces_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"] if hasattr(one, "_sherd_model")]
 
 
+def _flat_pieces_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Returns those that sherd.parameters() has returned."""
+    return [one for one in pieces_of(optimizer) if hasattr(one, "_sherd_name")]
+
+
 # ---- making them ----------------------------------------------------------------------------------------------------
 
 
@@ -64,7 +69,7 @@ def _refuse_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _take_pieces(optimizer: torch.optim.Optimizer) -> None:
-    if not pieces_of(optimizer):
+    if not _flat_pieces_of(optimizer):
         return
     whole = [cls.__name__ for cls in type(optimizer).__mro__ if cls.__name__ in _OF_WHOLE_TENSORS]
     if whole:
@@ -121,7 +126,7 @@ register_optimizer_step_post_hook(_after_step)
 
 def _shards_of(optimizer: torch.optim.Optimizer) -> dict[int, _C.Shard]:
     """Returns the shard of each piece, by the piece's id."""
-    pieces = pieces_of(optimizer)
+    pieces = _flat_pieces_of(optimizer)
     models = _models_of(optimizer)
     if len(models) > 1:
         raise ValueError(

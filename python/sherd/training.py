@@ -55,16 +55,10 @@ def model_of(piece: torch.Tensor) -> torch.nn.Module | None:
     return None if reference is None else reference()
 
 
-def main_gradient_of(tensor: torch.Tensor) -> torch.nn.Module | None:
-    """Returns the root of which a tensor is a main gradient, if named_parameters() was called for it."""
-    for model in list(_models):
-        for _, piece in _C.named_parameters(sharded(model)):
-            gradient = piece.grad
-            if gradient is tensor or (
-                gradient is not None and tensor.numel() > 0 and gradient.data_ptr() == tensor.data_ptr()
-            ):
-                return model
-    return None
+def addresses_of_main_gradients() -> set[int]:
+    """Returns where the main gradients of all models are for which named_parameters() was called."""
+    gradients = [piece.grad for model in list(_models) for _, piece in _C.named_parameters(sharded(model))]
+    return {one.data_ptr() for one in gradients if one is not None and one.numel() > 0}
 
 
 def parameters(model: torch.nn.Module) -> list[torch.Tensor]:
