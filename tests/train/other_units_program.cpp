@@ -11,6 +11,7 @@
 #include "sherd/comm/world.h"
 #include "sherd/optim/adamw.h"
 #include "sherd/shard/fully_shard.h"
+#include "sherd/shard/module.h"
 
 namespace {
 
