@@ -443,13 +443,14 @@ RootOptions root_options_of(const Configuration& configuration) {
 
 void check_weights_of(const Configuration& configuration) {
   const std::filesystem::path folder = *configuration.model.from;
+  const MetaDevice meta;
+  const auto model = model_of_folder(configuration, {});  // first: what config.json can't be
   TORCH_CHECK_VALUE(
       std::filesystem::exists(folder / "model.safetensors") ||
           std::filesystem::exists(folder / "model.safetensors.index.json"),
       "[model.from] ", folder.string(), " has no weights: neither model.safetensors nor ",
       "model.safetensors.index.json; copy them there, or choose another model.from");
-  const MetaDevice meta;
-  check_weights(*model_of_folder(configuration, {}), *configuration.model.from);
+  check_weights(*model, folder.string());
 }
 
 std::shared_ptr<LanguageModel> sharded_model_of(

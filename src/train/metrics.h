@@ -29,7 +29,7 @@ struct StepMetrics {
   int64_t planned_bytes = 0;     ///< on the rank with most
   int64_t peak_bytes = 0;
   std::optional<double> val_loss{};
-  bool resumed = false;  ///< the first step after a checkpoint was loaded
+  bool resumed = false;               ///< the first step after a checkpoint was loaded
   std::optional<RankSpeeds> ranks{};  ///< of several CPU ranks
 
   /// Returns one line of JSON.

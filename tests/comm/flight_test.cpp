@@ -19,6 +19,7 @@
 #include "comm/flight/flight_ring.h"
 #include "comm/flight/flight_trace.h"
 #include "comm/flight/rank_list.h"
+#include "files/temporary_folder.h"
 #include "sherd/plan/network.h"
 #include "sherd/plan/program.h"
 
@@ -31,15 +32,7 @@ namespace fs = std::filesystem;
 /// A folder of its own, and a ring in it.
 class FlightRingTest : public ::testing::Test {
  protected:
-  FlightRingTest() {
-    auto name = (fs::temp_directory_path() / "sherd-flight-XXXXXX").string();
-    TORCH_CHECK(mkdtemp(name.data()) != nullptr);
-    folder = name;
-  }
-  ~FlightRingTest() override {
-    FlightRing::close();
-    fs::remove_all(folder);
-  }
+  ~FlightRingTest() override { FlightRing::close(); }
 
   std::string path_of(int64_t rank) const {
     return folder + "/rank-" + std::to_string(rank) + ".ring";
@@ -64,7 +57,8 @@ class FlightRingTest : public ::testing::Test {
     return "";
   }
 
-  std::string folder;
+  testing::TemporaryFolder place;
+  std::string folder = place.path();
 };
 
 TEST_F(FlightRingTest, KeepsEntriesWithTheirTimesAndStates) {
@@ -300,7 +294,7 @@ TEST(Blame, NamesTheRankThatNeverMadeACall) {
   fail(logs[1], Reason::error, 10, "another rank failed");
   expect_in(
       blame(logs), {"Ranks 0 and 2 waited 8.00 s in all_gather 2 on 'world' (64 bytes)",
-                    "rank 1 (host beta) never called it", "rank 1 was in step 4",
+                    "rank 1 (host beta) never called it", "rank 1 was after step 4",
                     "time limit: not done after 8 s"});
 }
 

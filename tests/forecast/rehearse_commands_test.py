@@ -48,7 +48,9 @@ def rehearses(server, place, kind, **parallel):
     rehearsed = json.loads(done.stdout)
     ledger = {entry["name"]: entry for entry in rehearsed["ledger"]}
     for name in OWN:
-        assert ledger[name]["planned"] == ledger[name]["measured"] > 0, (kind, parallel, ledger[name])
+        assert ledger[name]["planned"] == ledger[name]["measured"], (kind, parallel, ledger[name])
+        # In fp32 main weights are model weights.
+        assert ledger[name]["planned"] > 0 or name == "main weights", (kind, parallel, ledger[name])
     done = server.run(["plan", *words, *keys, "--times", "times.json", "--json"], cwd=place)
     assert done.returncode == 0, (kind, parallel, done.stderr)
     planned = json.loads(done.stdout)

@@ -101,8 +101,7 @@ def frozen_weights_stay_and_take_no_memory(place):
     states = []
     for changes in ({}, frozen):
         plan, _ = run(place, command="plan", **changes)
-        ledger = json.loads(plan)["memory"]
-        entries = ledger["entries"] if isinstance(ledger, dict) else ledger
+        entries = json.loads(plan)["ledger"]
         states.append(next(entry["planned"] for entry in entries if entry["name"] == "optimizer state"))
     assert 0 < states[1] < states[0], states
     _, errors = run(place, 2, model__frozen='["layr0.*"]')

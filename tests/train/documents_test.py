@@ -12,6 +12,7 @@ import tempfile
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
 
 import family_folders as families
 import llama_folder as given
@@ -173,6 +174,12 @@ SECRETIVE = ("{% for one in messages %}{% if one.role != 'assistant' or loop.las
              "{% endfor %}")
 
 
+def text_of(tokenizer, tokens):
+    """The text of tokens of byte-level BPE; the tokenizer's file names no decoder."""
+    byte = {symbol: number for number, symbol in bytes_to_unicode().items()}
+    return bytes(byte[symbol] for symbol in "".join(tokenizer.convert_ids_to_tokens(tokens))).decode()
+
+
 def conversations(place):
     """The text is what transformers renders, and the assistant's turns are the targets."""
     folder = place / "chat"
@@ -191,8 +198,8 @@ def conversations(place):
     tokens, begins, targets = read_tokens(place / "talk.bin")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for part, messages in ((tokens[:begins[1]], talk), (tokens[begins[1]:], talk[1:3])):
-        assert tokenizer.decode(part, clean_up_tokenization_spaces=False) == tokenizer.apply_chat_template(messages, tokenize=False)
-    learned = tokenizer.decode([token for token, target in zip(tokens, targets) if target], clean_up_tokenization_spaces=False)
+        assert text_of(tokenizer, part) == tokenizer.apply_chat_template(messages, tokenize=False)
+    learned = text_of(tokenizer, [token for token, target in zip(tokens, targets) if target])
     assert learned == "Hello 🙂<|im_end|>\nI cook.<|im_end|>\nHello 🙂<|im_end|>\n", learned
     (place / "secretive.jinja").write_text(SECRETIVE)
     (place / "bad.jsonl").write_text(json.dumps({"messages": talk}) + "\n" + json.dumps({"messages": talk[:2]}) + "\n")

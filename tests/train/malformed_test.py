@@ -138,8 +138,8 @@ CASES = {
     "images that the text does not have": (images(bytes(3 * 32 * 32)), ["must occur 16 times", "0 times there"]),
     "no data": (configuration(FINE.replace('text = "story.txt"\n', "")), ["data.tokens"]),
     "two data": (configuration(FINE.replace("seq", 'tokens = "a"\nseq')), ["not both"]),
-    "a text that is not there": (configuration(FINE.replace("story", "history")), ["history.txt", "can't be opened"]),
-    "a folder for a text": (configuration(FINE.replace("story.txt", ".")), ["not a regular file"]),
+    "a text that is not there": (configuration(FINE.replace("story", "history")), ["data.text = history.txt", "there is no such file"]),
+    "a folder for a text": (configuration(FINE.replace("story.txt", ".")), ["data.text", "is a folder"]),
     "a text too short": (configuration(FINE.replace("seq = 8", "seq = 80000")), ["80000", "needs 80001"]),
     "an outer axis that does not divide": (configuration(FINE + "[shard]\nouter = 2\n"), ["shard.outer = 2"]),
     "an empty token file": (tokens(b""), ["has 0 tokens"]),
@@ -218,7 +218,7 @@ CASES = {
     "experts of an odd width": (kind("moe", "ffn = 30"), ["model.ffn = 30", "multiple of 8"]),
     "strategies that do not go together": (
         configuration(FINE + '[shard]\nouter = 2\nstrategy = "no_shard"\nouter_strategy = "optim"\n'), ["shard.outer_strategy"]),
-    "a checkpoint that is not there": (configuration(FINE + 'resume = "nowhere"\n'), ["nowhere", "state.json"]),
+    "a checkpoint that is not there": (configuration(FINE + 'resume = "nowhere"\n'), ["nowhere", "there is no such folder"]),
     "a header that is a list": (model(weights=safetensors({}, header=[])), ["not a JSON object"]),
 }
 

@@ -121,7 +121,7 @@ def another_run_is_told_apart(place):
     assert (place / "out/step-4/configuration.toml").read_text() == before
 
     # Whoever names the checkpoint wants it, into whichever folder.
-    said, _ = run(place, data__text="other.txt", train__seed=7, train__resume="out/step-4", train__out="other")
+    said, _ = run(place, data__text="other.txt", train__seed=7, train__steps=5, train__resume="out/step-4", train__out="other")
     assert "continuing from out/step-4" in said and "train.seed = 7, was 1" in said, said
 
     # Only damage is a reason to remove a checkpoint; also where nothing but the weights says that the model is another.

@@ -106,7 +106,7 @@ class Engine final : public Connection {
   std::string failure_;  // why nothing can be done any more; empty while all is well
   bool leaving_ = false;
   std::optional<Operation::Clock::time_point> last_moved_;  // since all ranks are leaving
-  bool late_ = false;    // an operation of this rank has run into its limit
+  bool late_ = false;  // an operation of this rank has run into its limit
   std::once_flag left_;
   std::thread thread_;
 };
