@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ranks/rank_world.h"
+#include "shard/diagnostics/replicas.h"
 #include "shard/runtime/runtime.h"
 #include "shard/twin.h"
 #include "sherd/optim/adamw.h"
@@ -98,8 +99,13 @@ TEST(Replicas, AFlippedBitOfAModelWeightIsNamedWhereTheOptimizerIsSharded) {
   AdamW optimizer(twin.model, {});
   train_and_verify(twin.model, optimizer);
   // What another rank updates: this rank's own part is its main weight, which no other rank has.
-  const auto flat = twin.model->in->weight.detach().flatten();
-  if (test_world().rank() == 0) flip_bit(flat.narrow(0, flat.numel() - 1, 1));
+  const auto runtime = Runtime::of_model(*twin.model, "test");
+  for (const auto& item : replica_items(runtime->units().all(), /*refreshed=*/true)) {
+    if (test_world().rank() != 0 || item.parameter != "in.weight") continue;
+    if (std::string(item.weight) != "model weight") continue;
+    const auto flat = item.elements.flatten();
+    flip_bit(flat.narrow(0, flat.numel() - 1, 1));
+  }
   expect_named(verify_replicas(twin.model), "in.weight", "model weight", 0, all_ranks());
   optimizer.step();  // from here on each rank has only its own new elements
   EXPECT_TRUE(verify_replicas(twin.model).empty());
