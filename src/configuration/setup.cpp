@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <set>
 #include <tuple>
 
@@ -442,15 +441,8 @@ RootOptions root_options_of(const Configuration& configuration) {
 }
 
 void check_weights_of(const Configuration& configuration) {
-  const std::filesystem::path folder = *configuration.model.from;
   const MetaDevice meta;
-  const auto model = model_of_folder(configuration, {});  // first: what config.json can't be
-  TORCH_CHECK_VALUE(
-      std::filesystem::exists(folder / "model.safetensors") ||
-          std::filesystem::exists(folder / "model.safetensors.index.json"),
-      "[model.from] ", folder.string(), " has no weights: neither model.safetensors nor ",
-      "model.safetensors.index.json; copy them there, or choose another model.from");
-  check_weights(*model, folder.string());
+  check_weights(*model_of_folder(configuration, {}), *configuration.model.from);
 }
 
 std::shared_ptr<LanguageModel> sharded_model_of(

@@ -49,6 +49,10 @@ WeightsFolder::WeightsFolder(const fs::path& folder)
   const auto index = folder / "model.safetensors.index.json";
   if (!fs::exists(index)) {
     const auto name = "model.safetensors";
+    TORCH_CHECK_VALUE(
+        fs::exists(folder / name), "[model.from] ", folder.string(),
+        " has no weights: neither model.safetensors nor ", index.filename().string(),
+        "; copy them there, or choose another model.from");
     for (const auto& [tensor, about] : open(name).tensors()) files_[tensor] = name;
     return;
   }
