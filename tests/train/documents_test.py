@@ -164,7 +164,8 @@ def shared_sequences(place, folder):
 
 def validated(place, folder):
     """A part of the documents is not trained on."""
-    steps = train(place, folder, "packed", 2, train__steps=1, train__validate_every=1, data__val_fraction=0.4, train__seed=2)
+    steps = train(place, folder, "packed", 2, train__steps=1, train__validate_every=1, data__val_fraction=0.4, train__seed=2,
+                  train__out=place / "validated")
     assert steps[-1]["val_loss"] > 1, steps
 
 
