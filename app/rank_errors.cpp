@@ -15,7 +15,7 @@
 namespace sherd::app {
 namespace {
 
-/// What follows "rank 3: "; nothing if a line does not begin so.
+/// Returns the text behind a prefix such as "rank 3: ", or nothing without that prefix.
 std::string text_of_rank(const std::string& line) {
   const std::string begin = "rank ";
   if (line.compare(0, begin.size(), begin) != 0) return "";

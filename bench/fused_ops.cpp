@@ -252,7 +252,7 @@ void measure_mamba() {
   });
 }
 
-/// Of a layer of OLMoE-1B-7B with half the tokens, on tokens that choose their experts at random.
+/// Measures a layer of OLMoE-1B-7B with half the tokens, whose experts are chosen at random.
 void measure_experts() {
   const int64_t narrow = dim / 2, width = ffn / 14, experts = 64, chosen = 8;
   const int64_t rows = tokens * chosen, row = 2 * rows * width;

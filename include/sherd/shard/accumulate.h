@@ -10,7 +10,7 @@
 // written for FSDP2. Others call micro_batches() (fully_shard.h).
 namespace sherd {
 
-/// What is known of a backward that has not begun.
+/// The state of a backward that has not begun.
 enum class NextBackward : uint8_t {
   unknown,  ///< it may be the step's last one
   more,     ///< the step has more of them after it

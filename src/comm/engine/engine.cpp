@@ -123,7 +123,7 @@ bool Engine::poll() {
 }
 
 /// Gives up what is under way while all ranks leave, if it does not end: ranks that went on after
-/// an error may have left operations behind that do not fit together, and nobody waits for them.
+/// an error may have left operations behind that do not match, and no thread waits for them.
 void Engine::check_last_operations(bool moved) {
   if (!leaving_ || !peers_.all_have_left()) return;
   const auto now = Operation::Clock::now();

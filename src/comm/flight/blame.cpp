@@ -78,7 +78,7 @@ class Reading {
         c10::Join(", ", std::vector(hosts.begin(), hosts.end())), ")");
   }
 
-  /// Where a rank was: step, section and unit.
+  /// Returns the step, section and unit in which a rank was.
   static std::string place_of(const FlightLog& log) {
     if (log.step == 0) return "before its first step";
     auto text = c10::str("in step ", log.step);
@@ -223,7 +223,7 @@ class Reading {
     const auto of_signal = [&] { return strsignal(static_cast<int>(signal)); };
     if (!stopped.empty() && !all_have_ended()) {
       add(c10::str(
-          "the launcher, or somebody else, asked ", words_of_ranks(stopped), " to end (signal ",
+          "the launcher, or another process, asked ", words_of_ranks(stopped), " to end (signal ",
           signal, ", ", of_signal(), ")"));
     }
   }

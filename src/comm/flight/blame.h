@@ -9,13 +9,13 @@
 
 namespace sherd {
 
-/// What the flight recorders of a run's ranks say together.
+/// The findings from the flight recorders of all ranks of a run.
 struct Blame {
   std::string text;  ///< one paragraph
   bool well = true;  ///< no rank is missing, has failed or ran something else; one may be slow
 };
 
-/// Compares what ranks have recorded: who is missing where, who ran something else, who is slow.
+/// Compares the records of all ranks: which rank is missing where, ran something else, or is slow.
 Blame blame(const std::vector<FlightLog>& logs);
 /// Does it for the files in a folder; see read_flight_logs().
 SHERD_API Blame blame_folder(const std::string& folder);
