@@ -236,7 +236,11 @@ TEST(PromiseTest, WhatIsPlannedWithoutMemoryIsWhatARunTakesToTheByte) {
     if (on_cpu) {
       const auto activations = activations_of(*model, optimizer, configuration);
       auto saved = planned.saved_activations;
-      if (one.recompute == "full") saved.back() += configuration.model.layers * generator_bytes();
+      // A recompute keeps the generator's state, those of a vision tower's layers as well.
+      const auto& model_section = configuration.model;
+      const int64_t layers =
+          model_section.layers + (model_section.kind == "vlm" ? model_section.vision_layers : 0);
+      if (one.recompute == "full") saved.back() += layers * generator_bytes();
       // Ranks that share experts have as many rows as routers send them.
       if (parallel.ep == 1) {
         EXPECT_EQ(activations.saved, saved);
